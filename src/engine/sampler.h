@@ -1,0 +1,42 @@
+#pragma once
+// Logits to the next token. Seeded by sequence and place, so that neighbours in the batch change nothing.
+
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "text/tokenizer.h"
+
+namespace glyd::engine {
+
+// Order of application: repetition, frequency and presence penalties, temperature, top-k, top-p, min-p.
+struct SamplingParams {
+  double temperature = 1.0;         // 0: the largest logit, lowest id on ties
+  int top_k = 0;                    // 0: all
+  double top_p = 1.0;               // (0, 1]; of the distribution after top-k, at least one token
+  double min_p = 0.0;               // [0, 1]; share of the likeliest token's probability
+  double repetition_penalty = 1.0;  // > 0; once for each distinct id of prompt and output
+  double frequency_penalty = 0.0;   // output tokens only
+  double presence_penalty = 0.0;
+  std::uint64_t seed = 0;
+};
+
+// Throws Error(Usage) naming the option and its value when one is out of range or not finite.
+void check(const SamplingParams& params);
+
+// Chooses ids by `params`. `allowed` masks the vocabulary: ids without a token are never sampled.
+class Sampler {
+ public:
+  explicit Sampler(std::vector<bool> allowed);  // [vocab_size]
+
+  // The next id of a sequence: `logits` [vocab_size] (changed in place), its prompt and output so far, and `step`, the
+  // number of the token being made (from 0), which with the seed determines the random number.
+  // Throws Error(Runtime) naming `step` when a logit of an allowed id is NaN or +inf.
+  text::TokenId sample(std::span<float> logits, const SamplingParams& params, std::span<const text::TokenId> prompt,
+                       std::span<const text::TokenId> output, std::int64_t step) const;
+
+ private:
+  std::vector<bool> allowed_;
+};
+
+}  // namespace glyd::engine

@@ -1,0 +1,62 @@
+#pragma once
+// What tests of several parts share: temporary folders, small model directories made on the spot, the paths of data.
+
+#include <cstddef>
+#include <cstdint>
+#include <filesystem>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "io/json.h"
+
+namespace glyd::test {
+
+// A fresh folder, removed at the end of the scope.
+class TempDir {
+ public:
+  TempDir();
+  ~TempDir();
+  TempDir(const TempDir&) = delete;
+  TempDir& operator=(const TempDir&) = delete;
+  const std::filesystem::path& path() const { return path_; }
+
+ private:
+  std::filesystem::path path_;
+};
+
+void write_file(const std::filesystem::path& path, const std::string& bytes);
+std::string read_file(const std::filesystem::path& path);
+
+// The repository's shipped model `name` ("tiny-austen"), and its tests/ folder.
+std::filesystem::path shipped_model(const std::string& name);
+std::filesystem::path tests_dir();
+
+// $GLYD_TEST_DATA / `name` when both exist; a test that needs it says WARN and returns otherwise.
+std::optional<std::filesystem::path> test_data(const std::string& name);
+
+// One tensor to be written; `data` holds its bytes.
+struct RawTensor {
+  std::string name, dtype;
+  std::vector<std::uint64_t> shape;
+  std::string data;
+};
+
+// The bytes of a safetensors file with these tensors in this order.
+std::string safetensors_bytes(const std::vector<RawTensor>& tensors);
+
+// A config for `model_type` ("qwen2", "qwen3", "llama") with the sizes of the specification's golden models: H 16, L 2,
+// nq 4, nkv 2, d 4, I 24, V 32, eps 1e-6, theta 1e4, untied. `changes` is merged into it.
+io::Json tiny_config(const std::string& model_type, const io::Json& changes = io::Json::object());
+
+// Writes config.json and model.safetensors (BF16) into `dir`, weights from the specification's formula (section 19:
+// FNV-1a of the name, a mix of the index), so that golden outputs apply.
+void write_formula_model(const std::filesystem::path& dir, const io::Json& config);
+
+// The formula's tensor for `name` with `count` elements, as bf16 bytes.
+std::string formula_tensor(const std::string& name, std::uint64_t count);
+
+// A minimal tokenizer.json: the 256 byte symbols in the published order, a few merges, <|endoftext|>, <|im_start|>, <|im_end|>.
+std::string tiny_tokenizer_json();
+
+}  // namespace glyd::test
