@@ -3,7 +3,7 @@
 // What binds it: memory, 6 bytes an element and one shift. One element a thread keeps every access of a warp in one or
 // two 128-byte lines; that is enough for a conversion that runs once a tensor. CPU reference: to_float (src/base/bf16.h).
 
-#include "kernels.h"
+#include "cuda/kernels.h"
 
 namespace glyd::cuda {
 namespace {
