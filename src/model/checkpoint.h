@@ -17,7 +17,8 @@ namespace glyd::model {
 class Checkpoint {
  public:
   // Opens config and weights of `dir` and checks all of it before any weight is read: missing, extra, misshapen and
-  // wrong-dtype tensors, shards that are not there, prefixes, the redundant head. Throws Error(Model) naming file and tensor.
+  // wrong-dtype tensors, shards that are not there, prefixes, the redundant head. Throws Error(Model) naming file and
+  // tensor.
   static Checkpoint open(const std::filesystem::path& dir);
 
   const std::filesystem::path& dir() const { return dir_; }
@@ -36,7 +37,10 @@ class Checkpoint {
 
  private:
   Checkpoint() = default;
-  struct Place { const io::Safetensors* file; const io::Tensor* tensor; };
+  struct Place {
+    const io::Safetensors* file;
+    const io::Tensor* tensor;
+  };
   Place place(const std::string& tensor) const;
 
   std::filesystem::path dir_;
