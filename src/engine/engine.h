@@ -6,6 +6,7 @@
 #include <memory>
 #include <optional>
 #include <span>
+#include <string>
 #include <vector>
 
 #include "engine/block_manager.h"
@@ -17,53 +18,71 @@
 namespace glyd::engine {
 
 struct EngineOptions {
-  SchedulerOptions scheduler;
-  std::int64_t context = 0;      // longest sequence, tokens
-  std::vector<bool> allowed;     // [vocab_size] ids that may be sampled
+  SchedulerOptions scheduler;  // at most the step sizes that the runner was made for
+  std::int64_t context = 0;    // longest sequence, prompt and output, in tokens
+  std::vector<bool> allowed;   // [vocab_size] ids with a token: the others are refused in prompts and never sampled
 };
 
 // One token made by step(), or the end of a sequence.
 struct Output {
   SequenceId id = 0;
-  std::optional<text::TokenId> token;       // not set when the sequence ended on a stop id or an error
-  std::optional<FinishReason> finish;       // set with the last output of a sequence
-  std::string error;                        // when finish is Error: one line
+  std::optional<text::TokenId> token;  // not set when the sequence ended on a stop id or an error, or was to make none
+  std::optional<FinishReason> finish;  // set with the last output of a sequence
+  std::string error;                   // when finish is Error: one line
 };
 
 struct EngineStats {
-  std::int64_t steps = 0, prompt_tokens = 0, generated_tokens = 0, preemptions = 0;
-  double prompt_seconds = 0, decode_seconds = 0;  // steps with any prompt token; steps without
+  std::int64_t steps = 0;             // of the model
+  std::int64_t prompt_tokens = 0;     // run as part of a prompt's chunk; recomputed ones count again
+  std::int64_t generated_tokens = 0;  // given out
+  std::int64_t decode_tokens = 0;     // of these, made by steps without a prompt token: what decode_seconds went into
+  std::int64_t preemptions = 0;
+  double prompt_seconds = 0, decode_seconds = 0;  // wall time of steps with any prompt token; of steps without
 };
 
 class Engine {
  public:
-  // `runner` is loaded and outlives this.
+  // `runner` is loaded and outlives this. Throws Error(Usage) for a context below 1 or scheduler options that do not
+  // fit each other.
   Engine(runner::Runner& runner, EngineOptions options);
 
-  // Queues a request. Throws Error(Usage) for an empty prompt, an id out of the vocabulary, bad sampling values, and a
-  // prompt that cannot fit the context or the KV blocks (with the numbers).
+  // Queues a request. Throws Error(Usage) for an empty prompt, an id without a token, bad sampling values, a negative
+  // max_tokens, and a prompt that leaves no room for a token in the context or the KV blocks (with the numbers).
   SequenceId add(Request request);
-  void cancel(SequenceId id);  // no further output for it
+  void cancel(SequenceId id);  // no further output for it; a finished or unknown id is ignored
 
-  bool idle() const;
-  // One step of the model; outputs in the order of the batch. A row of NaN ends its sequence with an error, not the others.
+  bool idle() const { return sequences_.empty(); }
+
+  // One step of the model (none when idle, or when only requests for 0 tokens are to be ended); outputs in the order of
+  // the batch. A row of NaN ends its sequence with an error, not the others. When the runner throws, its exception
+  // passes through and no token counts as run: step() may be tried again, or the sequences cancelled.
   std::vector<Output> step();
 
   const EngineStats& stats() const { return stats_; }
   std::int64_t free_blocks() const { return blocks_.free_blocks(); }
 
-  // Logits [vocab_size] of the token that would follow `prompt`; only when idle.
+  // Logits [vocab_size] of the token that would follow `prompt`, -inf for ids that are not allowed; only when idle.
+  // Throws Error(Usage) like add(), Error(Runtime) for NaN.
   std::vector<float> next_logits(std::span<const text::TokenId> prompt);
 
  private:
+  void check_prompt(std::span<const text::TokenId> prompt) const;
   runner::Batch make_batch(const std::vector<Scheduled>& scheduled) const;
+  std::vector<float> run(const std::vector<Scheduled>& scheduled);
+  std::vector<Output> end_empty_requests();
+  Output next_output(Sequence& sequence, std::span<float> logits) const;
+  void end(Sequence& sequence);
+
+  std::int64_t vocab_size() const { return static_cast<std::int64_t>(options_.allowed.size()); }
 
   runner::Runner& runner_;
   EngineOptions options_;
   BlockManager blocks_;
   Scheduler scheduler_;
   Sampler sampler_;
+  std::int64_t max_length_;  // of a sequence: the context, or what the KV blocks hold and the token made last
   std::map<SequenceId, std::unique_ptr<Sequence>> sequences_;
+  std::vector<SequenceId> nothing_to_do_;  // requests with max_tokens 0: the next step() ends them
   SequenceId next_id_ = 1;
   EngineStats stats_;
 };

@@ -3,7 +3,6 @@
 
 #include <cstdint>
 #include <deque>
-#include <memory>
 #include <vector>
 
 #include "engine/block_manager.h"
@@ -11,40 +10,55 @@
 
 namespace glyd::engine {
 
+// Each at least 1, and max_batch_tokens >= prefill_chunk + max_sequences - 1: so a chunk of a prompt always fits beside
+// the decoding sequences, however many there are, and no prompt starves.
 struct SchedulerOptions {
-  std::int64_t max_batch_tokens = 2048;
-  std::int64_t max_sequences = 64;
-  std::int64_t prefill_chunk = 512;   // a prompt is cut at multiples of this, counted from its own start
+  std::int64_t max_batch_tokens = 2048;  // of one step
+  std::int64_t max_sequences = 64;       // running at a time
+  std::int64_t prefill_chunk = 512;      // a prompt is cut at multiples of this, counted from its own start
 };
 
-// The sequences of one step and how many of their tokens run: [sequence->computed, computed + tokens).
+// A sequence of one step and how many of its tokens run: [sequence->computed, computed + tokens).
 struct Scheduled {
   Sequence* sequence = nullptr;
   std::int64_t tokens = 0;
 };
 
+// Sequences stay the caller's and must outlive their time between add() and remove(). Each must fit the KV blocks when
+// it is alone, or schedule() cannot keep its promise.
 class Scheduler {
  public:
+  // Throws Error(Usage) for options that break the rule above.
   Scheduler(const SchedulerOptions& options, BlockManager& blocks);
 
   void add(Sequence* sequence);     // to the end of the queue
   void remove(Sequence* sequence);  // finished or cancelled: gives its blocks back
 
-  // Decoding sequences first, oldest first, then prompts in the order they came. When blocks run out the newest running
-  // sequence is preempted: its blocks are freed, it waits at the head of the queue and is computed again from its tokens.
-  // Empty only when nothing waits or runs.
+  // The next step: decoding sequences, oldest first, then prompts in the order they came, a chunk of each.
+  // A waiting sequence is admitted when the blocks for all of its present tokens are free, not just those of its next
+  // chunk: a prompt that is admitted on a part of what it needs is soon preempted, and its work was for nothing.
+  // When a decoding sequence finds no block the newest running one is preempted: its blocks are freed, it waits at the
+  // head of the queue and is computed again from its tokens. The oldest is never preempted, so something always
+  // advances. Empty only when nothing waits or runs. The caller adds `tokens` to `computed` once the step has
+  // succeeded.
   std::vector<Scheduled> schedule();
+
+  // Tokens of the sequence's next chunk: to the next multiple of prefill_chunk, at most to its end. Depends on the
+  // sequence alone, never on what its neighbours leave free.
+  std::int64_t next_tokens(const Sequence& sequence) const;
 
   bool idle() const { return waiting_.empty() && running_.empty(); }
   std::int64_t preemptions() const { return preemptions_; }
 
  private:
+  bool reserve_or_preempt(Sequence& sequence);
   void preempt_newest();
 
   SchedulerOptions options_;
   BlockManager& blocks_;
+  // Both oldest first, and everything in running_ is older than everything in waiting_.
   std::deque<Sequence*> waiting_;
-  std::vector<Sequence*> running_;  // oldest first
+  std::vector<Sequence*> running_;
   std::int64_t preemptions_ = 0;
 };
 

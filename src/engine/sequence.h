@@ -2,7 +2,6 @@
 // One request on its way through the engine.
 
 #include <cstdint>
-#include <optional>
 #include <vector>
 
 #include "engine/sampler.h"
@@ -14,26 +13,27 @@ using SequenceId = std::int64_t;
 
 // What a caller asks for.
 struct Request {
-  std::vector<text::TokenId> prompt;     // not empty, every id below the vocabulary's size
-  std::int64_t max_tokens = 256;         // tokens to make at most; the context length bounds it too
+  std::vector<text::TokenId> prompt;  // not empty, every id one with a token
+  std::int64_t max_tokens = 256;      // tokens to make at most, 0 or more; the context length bounds it too
   SamplingParams sampling;
-  std::vector<text::TokenId> stop_ids;   // end the sequence; not part of the output. Empty: ignore the end
+  std::vector<text::TokenId> stop_ids;  // end the sequence; not part of the output. Empty: ignore the end
 };
 
+// Why a sequence ended: a stop id; max_tokens made; the context (or all of the KV cache) full; for callers that cancel
+// and want to say so (the engine reports nothing more about a cancelled sequence); logits that cannot be sampled.
 enum class FinishReason { Stop, Length, Context, Cancelled, Error };
 
-enum class Status { Waiting, Running, Finished };
-
+// The engine owns it from add() to its end; the scheduler and the block manager keep their notes on it here.
 struct Sequence {
   SequenceId id = 0;
   Request request;
-  std::vector<text::TokenId> output;         // tokens made so far
-  Status status = Status::Waiting;
-  std::optional<FinishReason> finish;
-  std::vector<std::int32_t> block_table;     // KV blocks it holds, in order
-  std::int64_t computed = 0;                 // tokens (of prompt, then output) whose k and v are in the cache
+  std::vector<text::TokenId> output;      // tokens made so far
+  std::vector<std::int32_t> block_table;  // KV blocks it holds, in order
+  std::int64_t computed = 0;              // tokens (of prompt, then output) whose k and v are in the cache
 
   std::int64_t length() const { return static_cast<std::int64_t>(request.prompt.size() + output.size()); }
+  // Only the token made last is still to be run.
+  bool decoding() const { return !output.empty() && computed + 1 == length(); }
   text::TokenId token(std::int64_t i) const {
     const auto n = static_cast<std::int64_t>(request.prompt.size());
     return i < n ? request.prompt[static_cast<std::size_t>(i)] : output[static_cast<std::size_t>(i - n)];
