@@ -1,0 +1,302 @@
+#include "command_line.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cctype>
+#include <charconv>
+#include <cmath>
+#include <cstdlib>
+
+#include "base/error.h"
+#include "base/text.h"
+#include "common.h"
+
+namespace glyd::tools {
+namespace {
+
+std::vector<std::string> split(const std::string& text, char separator) {
+  std::vector<std::string> parts;
+  std::size_t begin = 0;
+  for (std::size_t end; (end = text.find(separator, begin)) != std::string::npos; begin = end + 1) {
+    parts.push_back(text.substr(begin, end - begin));
+  }
+  parts.push_back(text.substr(begin));
+  return parts;
+}
+
+bool is_long(const std::string& spelling) { return spelling.starts_with("--"); }
+
+// "--top-k" is GLYD_TOP_K.
+std::string environment_name(const std::string& spelling) {
+  std::string name = "GLYD_";
+  for (const char c : spelling.substr(spelling.find_first_not_of('-'))) {
+    name += c == '-' ? '_' : static_cast<char>(std::toupper(static_cast<unsigned char>(c)));
+  }
+  return name;
+}
+
+std::string lower(std::string text) {
+  for (char& c : text) c = static_cast<char>(std::tolower(static_cast<unsigned char>(c)));
+  return text;
+}
+
+std::size_t edit_distance(const std::string& a, const std::string& b) {
+  std::vector<std::size_t> row(b.size() + 1);
+  for (std::size_t j = 0; j < row.size(); ++j) row[j] = j;
+  for (std::size_t i = 1; i <= a.size(); ++i) {
+    std::size_t diagonal = std::exchange(row[0], i);
+    for (std::size_t j = 1; j <= b.size(); ++j) {
+      const std::size_t best = std::min({row[j] + 1, row[j - 1] + 1, diagonal + (a[i - 1] != b[j - 1])});
+      diagonal = std::exchange(row[j], best);
+    }
+  }
+  return row.back();
+}
+
+// `text` in lines of at most `width`, all but the first indented.
+std::string wrapped(const std::string& text, std::size_t indent, std::size_t width) {
+  std::string out, line;
+  for (const std::string& word : split(text, ' ')) {
+    if (!line.empty() && line.size() + 1 + word.size() > width) {
+      out += line + "\n" + std::string(indent, ' ');
+      line.clear();
+    }
+    line += (line.empty() ? "" : " ") + word;
+  }
+  return out + line;
+}
+
+}  // namespace
+
+std::optional<std::int64_t> parse_count(const std::string& text) {
+  std::int64_t n = 0;
+  const char* const end = text.data() + text.size();
+  const auto [rest, error] = std::from_chars(text.data(), end, n);
+  if (error != std::errc{}) return std::nullopt;
+  if (rest == end) return n;
+  if (rest + 1 != end) return std::nullopt;
+  int shift = 0;
+  switch (*rest) {
+    case 'k':
+    case 'K':
+      shift = 10;
+      break;
+    case 'm':
+    case 'M':
+      shift = 20;
+      break;
+    case 'g':
+    case 'G':
+      shift = 30;
+      break;
+    default:
+      return std::nullopt;
+  }
+  std::int64_t scaled = 0;
+  if (__builtin_mul_overflow(n, std::int64_t{1} << shift, &scaled)) return std::nullopt;
+  return scaled;
+}
+
+CommandLine::CommandLine(std::string usage, std::string summary, std::string examples)
+    : usage_(std::move(usage)), summary_(std::move(summary)), examples_(std::move(examples)) {
+  app_.set_help_flag();  // --help takes a word here
+  app_.allow_extras();   // reported by parse()
+}
+
+CommandLine::Spec& CommandLine::declare(const std::string& names, const std::string& value, const std::string& help) {
+  auto spec = std::make_unique<Spec>();
+  spec->names = names;
+  spec->value = value;
+  spec->help = help;
+  spec->heading = heading_;
+  for (const std::string& spelling : split(names, ',')) {
+    if (spec->key.empty() && is_long(spelling)) spec->key = spelling;
+    by_spelling_[spelling] = spec.get();
+  }
+  specs_.push_back(std::move(spec));
+  return *specs_.back();
+}
+
+void CommandLine::add_value(const std::string& names, const std::string& value, const std::string& help, Take take) {
+  Spec& spec = declare(names, value, help);
+  spec.option = app_.add_option_function<std::string>(spec.key, [this, key = spec.key, take](const std::string& given) {
+    take(given, given_.contains(key) ? given_.at(key) : key);
+  });
+  spec.option->multi_option_policy(CLI::MultiOptionPolicy::TakeLast);
+}
+
+void CommandLine::flag(const std::string& names, bool& target, const std::string& help) {
+  Spec& spec = declare(names, "", help);
+  spec.option = app_.add_flag_function(spec.key, [&target](std::int64_t n) { target = n > 0; });
+}
+
+void CommandLine::text(const std::string& names, const std::string& value, std::optional<std::string>& target,
+                       const std::string& help) {
+  add_value(names, value, help, [&target](const std::string& given, const std::string&) { target = given; });
+}
+
+void CommandLine::list(const std::string& names, const std::string& value, std::vector<std::string>& target,
+                       const std::string& help) {
+  Spec& spec = declare(names, value, help);
+  spec.option = app_.add_option(spec.key, target)->allow_extra_args(false);
+}
+
+void CommandLine::choice(const std::string& names, const std::vector<std::string>& values, std::string& target,
+                         const std::string& help) {
+  add_value(names, fmt::format("{}", fmt::join(values, "|")), help,
+            [values, &target](const std::string& given, const std::string& option) {
+              if (std::find(values.begin(), values.end(), given) == values.end()) {
+                fail(Code::Usage, "{}: {} is not one of: {}", option, quote(given), fmt::join(values, ", "));
+              }
+              target = given;
+            });
+}
+
+void CommandLine::count(const std::string& names, const std::string& value, std::int64_t low, std::int64_t high,
+                        std::optional<std::int64_t>& target, const std::string& help) {
+  add_value(names, value, help, [low, high, &target](const std::string& given, const std::string& option) {
+    target = parse_count(given);
+    if (!target || *target < low || *target > high) {
+      fail(Code::Usage, "{}: {} is not a whole number from {} to {}", option, quote(given), low, high);
+    }
+  });
+}
+
+void CommandLine::real(const std::string& names, const std::string& value, double low, double high,
+                       std::optional<double>& target, const std::string& help) {
+  add_value(names, value, help, [low, high, &target](const std::string& given, const std::string& option) {
+    double x = 0;
+    const char* const end = given.data() + given.size();
+    const auto [rest, error] = std::from_chars(given.data(), end, x);
+    if (error != std::errc{} || rest != end || !(x >= low && x <= high)) {
+      fail(Code::Usage, "{}: {} is not a number from {} to {}", option, quote(given), low, high);
+    }
+    target = x;
+  });
+}
+
+void CommandLine::argument(const std::string& name, std::optional<std::string>& target) {
+  app_.add_option_function<std::string>(name, [&target](const std::string& given) { target = given; });
+}
+
+// Rewrites what CLI11 cannot read: every known spelling becomes the option's first long name, its value the next
+// element. Leaves groups of short flags (-vq), unknown options and arguments as they are.
+std::vector<std::string> CommandLine::normalise(const std::vector<std::string>& args) {
+  std::vector<std::string> out;
+  for (std::size_t i = 0; i < args.size(); ++i) {
+    const std::string& arg = args[i];
+    if (arg == "--") {
+      out.insert(out.end(), args.begin() + static_cast<std::ptrdiff_t>(i), args.end());
+      break;
+    }
+    if (arg == "-h" || arg == "--help") {
+      help_word_ = i + 1 < args.size() ? args[i + 1] : "";
+      return {};
+    }
+    const auto equals = is_long(arg) ? arg.find('=') : std::string::npos;
+    auto found = by_spelling_.find(arg.substr(0, equals));
+    std::string attached;  // -n5
+    if (found == by_spelling_.end() && arg.size() > 2 && arg[0] == '-' && arg[1] != '-') {
+      const auto short_one = by_spelling_.find(arg.substr(0, 2));
+      if (short_one != by_spelling_.end() && !short_one->second->value.empty()) {
+        found = short_one;
+        attached = arg.substr(2);
+      }
+    }
+    if (found == by_spelling_.end()) {
+      out.push_back(arg);
+      continue;
+    }
+    const Spec& spec = *found->second;
+    given_[spec.key] = found->first;
+    on_command_line_.insert(spec.key);
+    if (spec.value.empty()) {
+      out.push_back(equals == std::string::npos ? spec.key : spec.key + arg.substr(equals));
+      continue;
+    }
+    out.push_back(spec.key);
+    if (equals != std::string::npos) {
+      out.push_back(arg.substr(equals + 1));
+    } else if (!attached.empty()) {
+      out.push_back(attached);
+    } else if (++i < args.size()) {
+      out.push_back(args[i]);
+    } else {
+      fail(Code::Usage, "{}: needs a value ({})", found->first, spec.value);
+    }
+  }
+  return out;
+}
+
+void CommandLine::use_environment() {
+  for (const auto& [spelling, spec] : by_spelling_) {
+    if (on_command_line_.contains(spec->key)) continue;
+    const std::string name = environment_name(spelling);
+    if (const char* const value = std::getenv(name.c_str()); value != nullptr && *value != '\0') {
+      spec->option->envname(name);
+      given_[spec->key] = spec->key + " (from " + name + ")";
+    }
+  }
+}
+
+bool CommandLine::parse(const std::vector<std::string>& args) {
+  std::vector<std::string> rest = normalise(args);
+  if (help_word_) {
+    print_help(*help_word_);
+    return false;
+  }
+  use_environment();
+  std::reverse(rest.begin(), rest.end());  // as CLI11 wants it
+  try {
+    app_.parse(std::move(rest));
+  } catch (const CLI::ParseError& e) {
+    fail(Code::Usage, "{}", printable(e.what()));
+  }
+  const std::vector<std::string> extras = app_.remaining();
+  for (const std::string& extra : extras) {
+    if (extra.size() > 1 && extra[0] == '-') fail(Code::Usage, "unknown option {}{}", quote(extra), suggestion(extra));
+  }
+  if (!extras.empty()) {
+    fail(Code::Usage, "unexpected argument {}: a text of several words goes in quotes", quote(extras[0]));
+  }
+  return true;
+}
+
+std::string CommandLine::suggestion(const std::string& unknown) const {
+  if (unknown.size() > 40) return "";
+  const std::string wanted = unknown.substr(0, unknown.find('='));
+  std::string best;
+  std::size_t least = 3;  // more changes than this would be guessing
+  for (const auto& [spelling, spec] : by_spelling_) {
+    const std::size_t distance = edit_distance(wanted, spelling);
+    if (distance < least && distance < spelling.size() - 2) least = distance, best = spelling;
+  }
+  return best.empty() ? "" : ": did you mean " + best + "?";
+}
+
+void CommandLine::print_help(const std::string& word) const {
+  constexpr std::size_t kIndent = 34, kWidth = 84;
+  std::string options, heading;
+  for (const auto& spec : specs_) {
+    std::string left = fmt::format("  {}", fmt::join(split(spec->names, ','), ", "));
+    if (!spec->value.empty()) left += " " + spec->value;
+    if (!word.empty() && lower(left + " " + spec->help + " " + spec->heading).find(lower(word)) == std::string::npos)
+      continue;
+    if (heading != spec->heading) options += "\n" + (heading = spec->heading) + ":\n";
+    options += left;
+    options += left.size() + 2 > kIndent ? "\n" + std::string(kIndent, ' ') : std::string(kIndent - left.size(), ' ');
+    options += wrapped(spec->help, kIndent, kWidth) + "\n";
+  }
+  if (!word.empty()) {
+    if (options.empty()) fail(Code::Usage, "--help: no option mentions {}", quote(word));
+    return print(options.substr(1));
+  }
+  print("usage: " + usage_ + "\n\n" + summary_ + "\n" + options +
+        "\nCounts take k, M and G (1024, its square, its cube). Every option can come from the environment: --top-k "
+        "from\n"
+        "GLYD_TOP_K, and so on; the command line wins. --help WORD shows the options that mention WORD.\n\n" +
+        examples_);
+}
+
+}  // namespace glyd::tools

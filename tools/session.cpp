@@ -1,0 +1,238 @@
+#include "session.h"
+
+#include <algorithm>
+#include <chrono>
+#include <cmath>
+#include <set>
+
+#include "base/error.h"
+#include "base/log.h"
+#include "base/text.h"
+#include "common.h"
+#include "io/file.h"
+#include "text/stream_decoder.h"
+
+namespace glyd::tools {
+namespace {
+
+constexpr std::int64_t kUsualContext = 4096;  // tokens, when -c is not given
+constexpr std::int64_t kChunk = 512;          // tokens of a prompt computed in one step
+constexpr std::uint64_t kLargestTemplate = 4 << 20;
+
+using Clock = std::chrono::steady_clock;
+double seconds_since(Clock::time_point start) { return std::chrono::duration<double>(Clock::now() - start).count(); }
+
+std::string token_text(const text::Tokenizer& tokenizer, std::optional<text::TokenId> id) {
+  return id ? std::string(tokenizer.bytes(*id)) : "";
+}
+
+}  // namespace
+
+bool has_tokenizer(const std::filesystem::path& dir) {
+  return io::is_regular_file(dir / "tokenizer.json") || io::is_regular_file(dir / "vocab.json");
+}
+
+Session::Session(const std::filesystem::path& dir, const RunOptions& options)
+    : options_(options),
+      checkpoint_(model::Checkpoint::open(dir)),
+      defaults_(model::load_generation_config(dir)),
+      sampling_(sampling_params(options, defaults_)) {
+  engine::check(sampling_);
+  if (!options.seed && sampling_.temperature > 0) log::debug("seed {}", sampling_.seed);
+
+  // Ids in, ids out needs no tokenizer; where there is one, it says which rows of the embedding are padding.
+  const bool ids_only = options.prompt_ids && (options.ids || options.mode == Mode::TopLogits) && options.stop.empty();
+  if (!ids_only || has_tokenizer(dir)) tokenizer_ = text::Tokenizer::load(dir);
+  allowed_.assign(static_cast<std::size_t>(checkpoint_.config().vocab_size), true);
+  if (tokenizer_) {
+    for (std::size_t id = 0; id < allowed_.size(); ++id)
+      allowed_[id] = tokenizer_->has_token(static_cast<text::TokenId>(id));
+  }
+  if (!options.raw && !options.prompt_ids) load_template(dir);
+
+  if (options.ignore_eos) return;
+  std::set<text::TokenId> stop(defaults_.eos_ids.begin(), defaults_.eos_ids.end());
+  stop.insert(checkpoint_.config().eos_ids.begin(), checkpoint_.config().eos_ids.end());
+  if (tokenizer_ && tokenizer_->eos()) stop.insert(*tokenizer_->eos());
+  stop_ids_.assign(stop.begin(), stop.end());
+}
+
+void Session::load_template(const std::filesystem::path& dir) {
+  if (options_.template_file) {
+    template_ = text::ChatTemplate::parse(
+        io::read_text(*options_.template_file, kLargestTemplate), printable(*options_.template_file),
+        token_text(*tokenizer_, tokenizer_->bos()), token_text(*tokenizer_, tokenizer_->eos()));
+  } else {
+    template_ = text::ChatTemplate::load(dir);
+  }
+  if (!template_ && options_.system) {
+    fail(Code::Usage, "-sys: {} has no chat template; give one with --chat-template-file or leave -sys out",
+         printable(dir.native()));
+  }
+  if (options_.think && !(template_ && template_->mentions("enable_thinking"))) {
+    log::warning("--think has no effect: the chat template of {} does not ask for enable_thinking",
+                 printable(dir.native()));
+  }
+}
+
+const text::Tokenizer& Session::tokenizer() const { return *tokenizer_; }
+
+std::vector<text::TokenId> Session::prompt_ids() const {
+  if (options_.prompt_ids) return *options_.prompt_ids;
+  if (!template_) return tokenizer().encode(*options_.prompt);
+  io::OrderedJson messages = io::OrderedJson::array();
+  if (options_.system) messages.push_back({{"role", "system"}, {"content", *options_.system}});
+  messages.push_back({{"role", "user"}, {"content", *options_.prompt}});
+  return conversation_ids(messages);
+}
+
+std::vector<text::TokenId> Session::conversation_ids(const io::OrderedJson& messages) const {
+  text::ChatInput input;
+  input.messages = messages;
+  if (options_.think) input.extra["enable_thinking"] = *options_.think;
+  const text::Rendered rendered = template_->render(input);
+  log::debug("prompt: {}", rendered.text);
+  return tokenizer().encode(rendered.text, {.add_special = false, .inert = rendered.content});
+}
+
+std::int64_t Session::choose_context(std::int64_t prompt_tokens) const {
+  const std::int64_t most = checkpoint_.config().max_positions;
+  if (options_.context) {
+    if (*options_.context > most) {
+      log::warning("-c {}: the model was made for {} tokens; using those", *options_.context, most);
+    }
+    return *options_.context == 0 ? most : std::min(*options_.context, most);
+  }
+  return std::min(most, std::max(kUsualContext, prompt_tokens + std::max<std::int64_t>(options_.max_tokens, 0)));
+}
+
+void Session::load(std::int64_t prompt_tokens) {
+  const auto start = Clock::now();
+  context_ = choose_context(prompt_tokens);
+  runner::Options o;
+  o.device = options_.device;
+  o.threads = options_.threads;
+  o.activations = options_.activations;
+  o.max_batch_tokens = kChunk;
+  o.max_sequences = 1;
+  o.context = context_;
+  runner_ = runner::make_runner(o);
+  plan_ = runner_->plan(checkpoint_);
+  if (options_.quiet) {
+    Progress silent;
+    runner_->load(checkpoint_, silent);
+  } else {
+    ConsoleProgress bar;
+    runner_->load(checkpoint_, bar);
+  }
+  load_seconds_ = seconds_since(start);
+  engine::EngineOptions e;
+  e.scheduler.max_batch_tokens = kChunk;
+  e.scheduler.max_sequences = 1;
+  e.scheduler.prefill_chunk = kChunk;
+  e.context = context_;
+  e.allowed = allowed_;
+  engine_ = std::make_unique<engine::Engine>(*runner_, std::move(e));
+}
+
+void Session::check_prompt(const std::vector<text::TokenId>& prompt) const {
+  if (prompt.empty()) fail(Code::Usage, "the prompt is empty; give at least one character or id");
+  for (const text::TokenId id : prompt) {
+    if (id >= static_cast<text::TokenId>(allowed_.size())) {
+      fail(Code::Usage, "{}: id {} is not below the model's vocabulary of {}",
+           options_.prompt_ids ? "--prompt-ids" : "prompt", id, allowed_.size());
+    }
+    if (options_.prompt_ids && !allowed_[static_cast<std::size_t>(id)]) {
+      fail(Code::Usage, "--prompt-ids: id {} has no token; it is padding of the embedding", id);
+    }
+  }
+}
+
+std::vector<std::pair<text::TokenId, float>> Session::top_logits(const std::vector<text::TokenId>& prompt,
+                                                                 std::int64_t count) {
+  check_prompt(prompt);
+  const std::vector<float> logits = engine_->next_logits(prompt);
+  std::vector<std::pair<text::TokenId, float>> rows;
+  for (std::size_t id = 0; id < logits.size(); ++id) {
+    if (!allowed_[id]) continue;
+    if (!std::isfinite(logits[id])) {
+      fail(Code::Runtime, "the logit of id {} is {}: the model's weights or activations overflow", id, logits[id]);
+    }
+    rows.emplace_back(static_cast<text::TokenId>(id), logits[id]);
+  }
+  const auto keep = std::min(rows.size(), static_cast<std::size_t>(count));
+  const auto larger = [](const auto& a, const auto& b) {
+    return a.second != b.second ? a.second > b.second : a.first < b.first;
+  };
+  std::partial_sort(rows.begin(), rows.begin() + static_cast<std::ptrdiff_t>(keep), rows.end(), larger);
+  rows.resize(keep);
+  return rows;
+}
+
+Answer Session::generate(const std::vector<text::TokenId>& prompt,
+                         const std::function<void(std::string_view)>& on_text) {
+  check_prompt(prompt);
+  Answer answer;
+  if (options_.max_tokens == 0) return answer;
+  engine::Request request;
+  request.prompt = prompt;
+  request.max_tokens = options_.max_tokens < 0 ? context_ : options_.max_tokens;
+  request.sampling = sampling_;
+  request.sampling.seed += static_cast<std::uint64_t>(answers_++);  // a second answer to the same prompt may differ
+  request.stop_ids = stop_ids_;
+  const engine::SequenceId id = engine_->add(std::move(request));
+
+  std::optional<text::StreamDecoder> decoder;
+  if (tokenizer_) decoder.emplace(*tokenizer_, true, options_.stop);
+  const auto emit = [&](const std::string& text) {
+    if (text.empty()) return;
+    answer.text += text;
+    on_text(text);
+  };
+  while (!engine_->idle()) {
+    if (interrupted()) answer.interrupted = true;
+    if (answer.interrupted || (decoder && decoder->stopped())) {
+      engine_->cancel(id);
+      break;
+    }
+    for (const engine::Output& output : engine_->step()) {
+      if (output.finish == engine::FinishReason::Error) fail(Code::Runtime, "{}", output.error);
+      answer.context_full = output.finish == engine::FinishReason::Context;
+      if (!output.token) continue;
+      answer.ids.push_back(*output.token);
+      if (decoder) emit(decoder->push(*output.token));
+    }
+  }
+  if (decoder) emit(decoder->finish());
+  return answer;
+}
+
+std::uint64_t Session::bytes_per_step() const {
+  const model::ModelSpec& spec = checkpoint_.spec();
+  std::uint64_t elements = 0;
+  for (const model::MatrixSpec* m : model::all_matrices(spec)) elements += m->rows * m->cols;
+  for (const model::VectorSpec* v : model::all_vectors(spec)) elements += v->size;
+  // A step looks up single rows of the embedding; as a tied head it is read whole.
+  if (!checkpoint_.config().tied_head) elements -= spec.embed.rows * spec.embed.cols;
+  return elements * sizeof(Bf16);
+}
+
+void Session::log_statistics() const {
+  const engine::EngineStats& s = engine_->stats();
+  log::info("{}: loaded {} in {:.2f} s, memory {} weights + {} KV cache, {} at most", runner_->device_name(),
+            in_bytes(checkpoint_.weight_bytes()), load_seconds_, in_bytes(plan_.weights), in_bytes(plan_.kv_cache),
+            in_bytes(peak_memory()));
+  if (s.prompt_tokens > 0 && s.prompt_seconds > 0) {
+    log::info("prompt: {} tokens in {:.2f} s, {:.1f} tokens/s", s.prompt_tokens, s.prompt_seconds,
+              static_cast<double>(s.prompt_tokens) / s.prompt_seconds);
+  }
+  // The first token of an answer comes with its prompt.
+  const std::int64_t decoded = s.generated_tokens - answers_;
+  if (decoded > 0 && s.decode_seconds > 0) {
+    const double rate = static_cast<double>(decoded) / s.decode_seconds;
+    log::info("generation: {} tokens, {:.1f} tokens/s, {:.2f} GB/s of weights", s.generated_tokens, rate,
+              rate * static_cast<double>(bytes_per_step()) / 1e9);
+  }
+}
+
+}  // namespace glyd::tools
