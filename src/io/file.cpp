@@ -51,7 +51,8 @@ void File::read_at(std::uint64_t offset, std::span<std::byte> out) const {
     if (got < 0 && errno == EINTR) continue;
     if (got < 0) fail(Code::Model, "{}: cannot be read: {}", printable(path_.native()), std::strerror(errno));
     if (got == 0) {
-      fail(Code::Model, "{}: ends at byte {}, {} bytes were expected from byte {}: the file was cut short; fetch it again",
+      fail(Code::Model,
+           "{}: ends at byte {}, {} bytes were expected from byte {}: the file was cut short; fetch it again",
            printable(path_.native()), offset + done, out.size(), offset);
     }
     done += static_cast<std::size_t>(got);

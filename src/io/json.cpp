@@ -44,7 +44,8 @@ class Builder : public nlohmann::json_sax<J> {
     // The library's text ends in what it expected; its own prefix is of no use to a reader.
     const std::string text = e.what();
     const auto colon = text.rfind(": ");
-    return stop("byte " + std::to_string(position) + ": " + (colon == std::string::npos ? text : text.substr(colon + 2)));
+    return stop("byte " + std::to_string(position) + ": " +
+                (colon == std::string::npos ? text : text.substr(colon + 2)));
   }
 
   J result;

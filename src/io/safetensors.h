@@ -1,5 +1,6 @@
 #pragma once
-// The safetensors format: an 8-byte length, a JSON header, and tensor data without holes. Everything is checked at open.
+// The safetensors format: an 8-byte length, a JSON header, and tensor data without holes. Everything is checked at
+// open.
 
 #include <cstddef>
 #include <cstdint>
@@ -14,8 +15,28 @@
 namespace glyd::io {
 
 enum class Dtype : std::uint8_t {
-  Bool, U8, I8, F8E5M2, F8E4M3, F8E8M0, F8E4M3Fnuz, F8E5M2Fnuz, F4, F6E2M3, F6E3M2,
-  I16, U16, F16, BF16, I32, U32, F32, I64, U64, F64, C64
+  Bool,
+  U8,
+  I8,
+  F8E5M2,
+  F8E4M3,
+  F8E8M0,
+  F8E4M3Fnuz,
+  F8E5M2Fnuz,
+  F4,
+  F6E2M3,
+  F6E3M2,
+  I16,
+  U16,
+  F16,
+  BF16,
+  I32,
+  U32,
+  F32,
+  I64,
+  U64,
+  F64,
+  C64
 };
 
 const char* dtype_name(Dtype dtype);  // as the format spells it: "BF16"
@@ -50,6 +71,8 @@ class Safetensors {
 
  private:
   explicit Safetensors(File file) : file_(std::move(file)) {}
+  void index_names();
+
   File file_;
   std::vector<Tensor> tensors_;
   std::vector<std::uint32_t> by_name_;  // indices into tensors_, sorted by name

@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <filesystem>
+#include <map>
 #include <span>
 #include <string>
 #include <vector>
@@ -10,43 +11,45 @@
 #include "base/bf16.h"
 #include "io/safetensors.h"
 #include "model/config.h"
+#include "model/weight_files.h"
 #include "model/weights.h"
 
 namespace glyd::model {
 
+// Movable, not copyable.
 class Checkpoint {
  public:
-  // Opens config and weights of `dir` and checks all of it before any weight is read: missing, extra, misshapen and
-  // wrong-dtype tensors, shards that are not there, prefixes, the redundant head. Throws Error(Model) naming file and
-  // tensor.
+  // Opens config and weights of `dir` and checks all of it before any weight is used: missing, extra, misshapen and
+  // wrong-dtype tensors, shards that are not there, prefixes. A redundant head (tied, and yet stored) is ignored, with
+  // a warning when it differs from the embedding. Throws Error(Model) naming file and tensor.
   static Checkpoint open(const std::filesystem::path& dir);
 
   const std::filesystem::path& dir() const { return dir_; }
   const Config& config() const { return config_; }
   const ModelSpec& spec() const { return spec_; }
-  const std::vector<io::Safetensors>& files() const { return files_; }
+  const std::vector<io::Safetensors>& files() const { return weights_.files(); }
 
-  // Bytes that reading everything moves, and parameters (tied head counted once).
-  std::uint64_t weight_bytes() const;
-  std::uint64_t parameters() const;
+  std::uint64_t parameters() const;    // of all matrices and vectors; a tied head counts once
+  std::uint64_t weight_bytes() const;  // what reading all of them delivers: 2 bytes a parameter
+  std::uint64_t stored_bytes() const;  // what they take in the files, in the files' dtypes
 
-  // Reads one matrix, or part of it, as bf16 (F16 and F32 are rounded to nearest-even):
+  // Reads one matrix, or part of it, as bf16 (F16 and F32 are rounded to nearest-even; BF16 keeps every bit pattern):
   // `out` receives rows [first_row, first_row + rows) of the spec's matrix, row-major. Safe from several threads.
   void read_rows(const MatrixSpec& matrix, std::uint64_t first_row, std::uint64_t rows, std::span<Bf16> out) const;
   void read_vector(const VectorSpec& vector, std::span<Bf16> out) const;
 
  private:
-  Checkpoint() = default;
-  struct Place {
-    const io::Safetensors* file;
-    const io::Tensor* tensor;
-  };
-  Place place(const std::string& tensor) const;
+  using Place = WeightFiles::Place;
+  explicit Checkpoint(WeightFiles weights) : weights_(std::move(weights)) {}
+  void place_tensors(const std::string& prefix);
+  void check_redundant_head(const std::string& head) const;
+  void read_elements(const std::string& tensor, std::uint64_t first, std::span<Bf16> out) const;
 
   std::filesystem::path dir_;
   Config config_;
   ModelSpec spec_;
-  std::vector<io::Safetensors> files_;
+  WeightFiles weights_;
+  std::map<std::string, Place> places_;  // every tensor that spec_ names
 };
 
 }  // namespace glyd::model
