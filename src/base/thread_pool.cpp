@@ -23,6 +23,7 @@ namespace {
 constexpr int kSpins = 4000;
 
 thread_local bool inside_loop = false;
+thread_local int index_in_pool = 0;
 
 void relax() {
 #if defined(__x86_64__)
@@ -72,7 +73,8 @@ struct ThreadPool::State {
     inside_loop = false;
   }
 
-  void worker() {
+  void worker(int index) {
+    index_in_pool = index;
     std::uint64_t seen = 0;
     while (true) {
       for (int i = 0; i < kSpins && generation.load(std::memory_order_acquire) == seen; ++i) relax();
@@ -98,7 +100,7 @@ struct ThreadPool::State {
 
 ThreadPool::ThreadPool(int threads) : state_(std::make_unique<State>()) {
   if (threads < 1 || threads > 1024) fail(Code::Usage, "--threads {}: expected 1 to 1024", threads);
-  for (int i = 1; i < threads; ++i) state_->workers.emplace_back([s = state_.get()] { s->worker(); });
+  for (int i = 1; i < threads; ++i) state_->workers.emplace_back([s = state_.get(), i] { s->worker(i); });
 }
 
 ThreadPool::~ThreadPool() {
@@ -106,6 +108,8 @@ ThreadPool::~ThreadPool() {
   state_->start_generation();
   for (auto& t : state_->workers) t.join();
 }
+
+int ThreadPool::thread_index() { return index_in_pool; }
 
 int ThreadPool::size() const { return static_cast<int>(state_->workers.size()) + 1; }
 

@@ -20,6 +20,9 @@ class ThreadPool {
 
   int size() const;
 
+  // Which thread of its pool's loop the caller is: 0 (the one that started the loop, or any outside loops) .. size() - 1.
+  static int thread_index();
+
   // Calls body(begin, end) over disjoint ranges that cover [0, count), each at most `grain` long, on all threads, and
   // returns when all are done. Ranges are handed out dynamically. The first exception is rethrown here. One loop at a
   // time; a loop started from inside a body runs on its own thread alone.

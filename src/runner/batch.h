@@ -8,14 +8,17 @@ namespace glyd::runner {
 
 // Tokens of one sequence lie together, in the order of their positions; sequences lie one after another.
 struct Batch {
-  std::vector<std::int32_t> token_ids;       // [tokens]
-  std::vector<std::int32_t> positions;       // [tokens] place in the sequence, from 0
-  std::vector<std::int32_t> slot_mapping;    // [tokens] KV slot that takes this token's k and v: block * block_size + place in it
-  std::vector<std::int32_t> query_start;     // [sequences + 1] first token of each sequence; ends with the number of tokens
-  std::vector<std::int32_t> context_lengths; // [sequences] tokens attended to by the last token: its position + 1
-  std::vector<std::int32_t> block_tables;    // [sequences * max_blocks] KV blocks of each sequence, in order; -1 behind the end
-  std::int32_t max_blocks = 0;               // columns of block_tables
-  std::vector<std::int32_t> logits_rows;     // tokens (indices into token_ids) whose logits are wanted, ascending
+  std::vector<std::int32_t> token_ids;  // [tokens]
+  std::vector<std::int32_t> positions;  // [tokens] place in the sequence, from 0
+  std::vector<std::int32_t>
+      slot_mapping;  // [tokens] KV slot that takes this token's k and v: block * block_size + place in it
+  std::vector<std::int32_t>
+      query_start;  // [sequences + 1] first token of each sequence; ends with the number of tokens
+  std::vector<std::int32_t> context_lengths;  // [sequences] tokens attended to by the last token: its position + 1
+  std::vector<std::int32_t>
+      block_tables;             // [sequences * max_blocks] KV blocks of each sequence, in order; -1 behind the end
+  std::int32_t max_blocks = 0;  // columns of block_tables
+  std::vector<std::int32_t> logits_rows;  // tokens (indices into token_ids) whose logits are wanted, ascending
 
   std::int32_t tokens() const { return static_cast<std::int32_t>(token_ids.size()); }
   std::int32_t sequences() const { return static_cast<std::int32_t>(context_lengths.size()); }

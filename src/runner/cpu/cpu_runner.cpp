@@ -1,0 +1,142 @@
+#include "runner/cpu/cpu_runner.h"
+
+#include <algorithm>
+#include <new>
+
+#include "base/error.h"
+#include "runner/cpu/attention.h"
+#include "runner/cpu/available_memory.h"
+#include "runner/cpu/embedding.h"
+#include "runner/cpu/heads.h"
+#include "runner/cpu/matmul.h"
+#include "runner/cpu/memory_plan.h"
+#include "runner/cpu/residual.h"
+#include "runner/cpu/rms_norm.h"
+#include "runner/cpu/swiglu.h"
+#include "runner/validate_batch.h"
+
+namespace glyd::runner::cpu {
+namespace {
+
+const float* or_null(const std::vector<float>& v) { return v.empty() ? nullptr : v.data(); }
+
+std::uint64_t matrix_bytes(const WeightRows& m) { return std::uint64_t{m.rows()} * m.cols() * sizeof(Bf16); }
+
+}  // namespace
+
+CpuRunner::CpuRunner(const Options& options, const Kernels& kernels)
+    : options_(options), kernels_(kernels), pool_(options.threads == 0 ? available_threads() : options.threads) {}
+
+std::string CpuRunner::device_name() const {
+  return fmt::format("CPU, {} thread{}, {}", pool_.size(), pool_.size() == 1 ? "" : "s", kernels_.name);
+}
+
+MemoryPlan CpuRunner::plan(const model::Checkpoint& checkpoint) const {
+  return plan(checkpoint.config(), checkpoint.spec());
+}
+
+MemoryPlan CpuRunner::plan(const model::Config& config, const model::ModelSpec& spec) const {
+  return plan_memory(config, spec, options_, pool_.size(), available_memory());
+}
+
+void CpuRunner::load(const model::Checkpoint& checkpoint, Progress& progress) {
+  allocate(checkpoint.config(), plan(checkpoint));
+  weights_ = Weights::load(checkpoint, pool_, progress);
+}
+
+void CpuRunner::load_random(const model::Config& config, std::uint64_t seed, Progress& progress) {
+  const model::ModelSpec spec = model::model_spec(config);
+  allocate(config, plan(config, spec));
+  weights_ = Weights::random(spec, seed, pool_, progress);
+}
+
+void CpuRunner::allocate(const model::Config& config, const MemoryPlan& plan) {
+  const auto tokens = static_cast<std::size_t>(options_.max_batch_tokens);
+  const auto hidden = static_cast<std::size_t>(config.hidden_size);
+  const auto inner = static_cast<std::size_t>(config.intermediate_size);
+  const auto d = static_cast<std::size_t>(config.head_dim);
+  const auto heads = static_cast<std::size_t>(config.heads), kv_heads = static_cast<std::size_t>(config.kv_heads);
+  config_ = config;
+  kv_blocks_ = plan.kv_blocks;
+  work_ = {FloatBuffer(tokens, hidden),
+           FloatBuffer(tokens, hidden),
+           FloatBuffer(tokens, hidden),
+           FloatBuffer(tokens, (heads + 2 * kv_heads) * d),
+           FloatBuffer(tokens, heads * padded(d)),
+           FloatBuffer(tokens, heads * d),
+           FloatBuffer(tokens, 2 * inner),
+           FloatBuffer(tokens, inner)};
+  cache_ = KvCache(config, options_.activations, plan.kv_blocks);
+  rope_ = RopeTable(config.rope, tokens);
+  context_.emplace(pool_, kernels_, options_.activations == Activations::Bf16,
+                   padded(std::max({hidden, heads * d, inner})));
+}
+
+StepResult CpuRunner::step(const Batch& batch) {
+  if (!context_) fail(Code::Runtime, "the CPU runner has no model: load one first");
+  validate(batch, {config_.vocab_size, kv_blocks_, options_.max_batch_tokens, options_.max_sequences});
+
+  std::vector<std::int32_t> sequence_of(batch.token_ids.size());
+  for (std::int32_t s = 0; s < batch.sequences(); ++s) {
+    const auto i = static_cast<std::size_t>(s);
+    std::fill(sequence_of.begin() + batch.query_start[i], sequence_of.begin() + batch.query_start[i + 1], s);
+  }
+  rope_.prepare(*context_, batch.positions);
+  embed(*context_, *weights_.embed, batch.token_ids, work_.hidden.rows());
+  for (int layer = 0; layer < config_.layers; ++layer) run_layer(layer, batch, sequence_of);
+  return logits(batch);
+}
+
+void CpuRunner::run_layer(int layer, const Batch& batch, std::span<const std::int32_t> sequence_of) {
+  const LayerWeights& w = weights_.layers[static_cast<std::size_t>(layer)];
+  const auto hidden = static_cast<std::size_t>(config_.hidden_size);
+  const auto inner = static_cast<std::size_t>(config_.intermediate_size);
+  const auto eps = static_cast<float>(config_.rms_norm_eps);
+  const std::size_t tokens = batch.token_ids.size();
+  const FloatRows h = work_.hidden.rows(), normed = work_.normed.rows(), projected = work_.projected.rows();
+  const FloatRows qkv = work_.qkv.rows(), q = work_.q.rows(), attended = work_.attended.rows();
+  const FloatRows gate_up = work_.gate_up.rows(), activated = work_.activated.rows();
+  Context& c = *context_;
+
+  rms_norm_rows(c, h, tokens, w.input_norm.data(), hidden, eps, normed);
+  matmul(c, *w.qkv, normed, tokens, or_null(w.qkv_bias), Rounding::Activation, qkv);
+  split_heads(c, config_, qkv, or_null(w.q_norm), or_null(w.k_norm), rope_, batch.slot_mapping, layer, cache_, q);
+  attention(c, config_, batch, sequence_of, layer, cache_, q, attended);
+  matmul(c, *w.o, attended, tokens, or_null(w.o_bias), Rounding::Activation, projected);
+  add_residual(c, projected, tokens, hidden, h);
+
+  rms_norm_rows(c, h, tokens, w.post_norm.data(), hidden, eps, normed);
+  matmul(c, *w.gate_up, normed, tokens, or_null(w.gate_up_bias), Rounding::Activation, gate_up);
+  swiglu(c, gate_up, tokens, inner, activated);
+  matmul(c, *w.down, activated, tokens, or_null(w.down_bias), Rounding::Activation, projected);
+  add_residual(c, projected, tokens, hidden, h);
+}
+
+StepResult CpuRunner::logits(const Batch& batch) {
+  const auto hidden = static_cast<std::size_t>(config_.hidden_size);
+  const auto vocab = static_cast<std::size_t>(config_.vocab_size);
+  const std::size_t rows = batch.logits_rows.size();
+  StepResult result;
+  if (rows == 0) return result;
+  try {
+    result.logits.resize(rows * vocab);
+  } catch (const std::bad_alloc&) {
+    fail(Code::Memory, "logits of {} tokens: the system gave no memory for {} bytes", rows,
+         rows * vocab * sizeof(float));
+  }
+  const FloatRows h = work_.hidden.rows(), normed = work_.normed.rows();
+  for (std::size_t i = 0; i < rows; ++i)
+    rms_norm(*context_, h.row(static_cast<std::size_t>(batch.logits_rows[i])), weights_.final_norm.data(), hidden,
+             static_cast<float>(config_.rms_norm_eps), normed.row(i));
+  matmul(*context_, weights_.head(), normed, rows, nullptr, Rounding::None, {result.logits.data(), vocab});
+  return result;
+}
+
+std::uint64_t CpuRunner::bytes_per_step() const {
+  std::uint64_t bytes = matrix_bytes(weights_.head());
+  for (const LayerWeights& w : weights_.layers)
+    bytes += matrix_bytes(*w.qkv) + matrix_bytes(*w.o) + matrix_bytes(*w.gate_up) + matrix_bytes(*w.down);
+  return bytes;
+}
+
+}  // namespace glyd::runner::cpu

@@ -1,0 +1,68 @@
+#pragma once
+// The CPU backend: the readable reference. Each step of a layer is one operation, one file.
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "base/thread_pool.h"
+#include "model/config.h"
+#include "runner/cpu/context.h"
+#include "runner/cpu/kv_cache.h"
+#include "runner/cpu/rope.h"
+#include "runner/cpu/weights.h"
+#include "runner/runner.h"
+
+namespace glyd::runner::cpu {
+
+class CpuRunner : public Runner {
+ public:
+  // `kernels`: the vector loops to use, the best that the machine has by default. Throws Error(Usage) for a bad number
+  // of threads.
+  explicit CpuRunner(const Options& options, const Kernels& kernels = best_kernels());
+
+  MemoryPlan plan(const model::Checkpoint& checkpoint) const override;
+  void load(const model::Checkpoint& checkpoint, Progress& progress) override;
+  StepResult step(const Batch& batch) override;
+  std::int64_t kv_blocks() const override { return kv_blocks_; }
+  std::string device_name() const override;
+
+  // Instead of load(): a model of this shape with made-up weights, for measurements (Weights::random).
+  void load_random(const model::Config& config, std::uint64_t seed, Progress& progress);
+
+  // Bytes of weights that a step reads whatever it holds: all but the embedding, of which few rows are looked up, and
+  // the head once (which is the embedding when tied).
+  std::uint64_t bytes_per_step() const;
+
+ private:
+  // Values of the step's tokens, a row each.
+  struct Workspace {
+    FloatBuffer hidden;     // [H] the residual stream
+    FloatBuffer normed;     // [H]
+    FloatBuffer projected;  // [H] what is added to the residual stream
+    FloatBuffer qkv;        // [(nq + 2 nkv) d]
+    FloatBuffer q;          // [nq][d padded]
+    FloatBuffer attended;   // [nq d]
+    FloatBuffer gate_up;    // [2 I]
+    FloatBuffer activated;  // [I]
+  };
+
+  MemoryPlan plan(const model::Config& config, const model::ModelSpec& spec) const;
+  void allocate(const model::Config& config, const MemoryPlan& plan);
+  void run_layer(int layer, const Batch& batch, std::span<const std::int32_t> sequence_of);
+  StepResult logits(const Batch& batch);
+
+  Options options_;
+  const Kernels& kernels_;
+  ThreadPool pool_;
+  model::Config config_;
+  Weights weights_;
+  KvCache cache_;
+  RopeTable rope_;
+  Workspace work_;
+  std::optional<Context> context_;  // empty until loaded
+  std::int64_t kv_blocks_ = 0;
+};
+
+}  // namespace glyd::runner::cpu

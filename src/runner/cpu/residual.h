@@ -1,0 +1,17 @@
+#pragma once
+// The residual stream: h = bf(h + x).
+
+#include <cstddef>
+
+#include "runner/cpu/context.h"
+
+namespace glyd::runner::cpu {
+
+inline void add_residual(Context& context, FloatRows x, std::size_t tokens, std::size_t n, FloatRows h) {
+  context.pool().parallel_for(tokens, 8, [&](std::size_t begin, std::size_t end) {
+    for (std::size_t t = begin; t < end; ++t)
+      for (std::size_t i = 0; i < n; ++i) h.row(t)[i] = context.rounded(h.row(t)[i] + x.row(t)[i]);
+  });
+}
+
+}  // namespace glyd::runner::cpu

@@ -1,0 +1,140 @@
+#include "runner/cpu/weights.h"
+
+#include <algorithm>
+#include <functional>
+#include <random>
+
+#include "runner/cpu/sizes.h"
+
+namespace glyd::runner::cpu {
+namespace {
+
+constexpr std::uint64_t kChunkBytes = 4 << 20;  // filled by one thread at a time
+
+// Fills rows [first, first + count) of a matrix, given as memory without padding.
+using FillRows =
+    std::function<void(const model::MatrixSpec&, std::uint64_t first, std::uint64_t count, std::span<Bf16>)>;
+using FillVector = std::function<void(const model::VectorSpec&, std::span<Bf16>)>;
+
+// Where weights come from, and who fills the memory.
+struct Source {
+  FillRows rows;
+  FillVector vector;
+  ThreadPool& pool;
+  Progress& progress;
+};
+
+std::unique_ptr<WeightRows> make_matrix(const Source& source, const model::MatrixSpec& spec) {
+  auto matrix = std::make_unique<PlainMatrix>(spec.rows, spec.cols);
+  const std::uint64_t row_bytes = multiply(spec.cols, sizeof(Bf16));
+  const std::size_t grain = std::max<std::uint64_t>(1, kChunkBytes / std::max<std::uint64_t>(1, row_bytes));
+  source.pool.parallel_for(spec.rows, grain, [&](std::size_t begin, std::size_t end) {
+    if (matrix->stride() == spec.cols) {
+      source.rows(spec, begin, end - begin, {matrix->row(begin), (end - begin) * spec.cols});
+    } else {
+      std::vector<Bf16> packed((end - begin) * spec.cols);
+      source.rows(spec, begin, end - begin, packed);
+      for (std::size_t r = begin; r < end; ++r) {
+        std::copy_n(packed.data() + (r - begin) * spec.cols, spec.cols, matrix->row(r));
+        std::fill(matrix->row(r) + spec.cols, matrix->row(r) + matrix->stride(), Bf16{});
+      }
+    }
+    source.progress.advance((end - begin) * row_bytes);
+  });
+  return matrix;
+}
+
+std::vector<float> make_vector(const Source& source, const model::VectorSpec& spec) {
+  if (spec.size == 0) return {};
+  std::vector<Bf16> narrow(spec.size);
+  source.vector(spec, narrow);
+  source.progress.advance(spec.size * sizeof(Bf16));
+  std::vector<float> wide(spec.size);
+  std::transform(narrow.begin(), narrow.end(), wide.begin(), to_float);
+  return wide;
+}
+
+Weights make_weights(const Source& source, const model::ModelSpec& spec) {
+  Weights weights;
+  weights.embed = make_matrix(source, spec.embed);
+  for (const model::LayerSpec& layer : spec.layers) {
+    LayerWeights w;
+    w.input_norm = make_vector(source, layer.input_norm);
+    w.qkv = make_matrix(source, layer.qkv);
+    w.qkv_bias = make_vector(source, layer.qkv_bias);
+    w.q_norm = make_vector(source, layer.q_norm);
+    w.k_norm = make_vector(source, layer.k_norm);
+    w.o = make_matrix(source, layer.o);
+    w.o_bias = make_vector(source, layer.o_bias);
+    w.post_norm = make_vector(source, layer.post_norm);
+    w.gate_up = make_matrix(source, layer.gate_up);
+    w.gate_up_bias = make_vector(source, layer.gate_up_bias);
+    w.down = make_matrix(source, layer.down);
+    w.down_bias = make_vector(source, layer.down_bias);
+    weights.layers.push_back(std::move(w));
+  }
+  weights.final_norm = make_vector(source, spec.final_norm);
+  if (!spec.lm_head.members.empty()) weights.lm_head = make_matrix(source, spec.lm_head);
+  return weights;
+}
+
+// Bytes in the file of all that a spec names.
+std::uint64_t file_bytes(const model::ModelSpec& spec) {
+  std::uint64_t bytes = 0;
+  for (const auto* m : model::all_matrices(spec))
+    bytes = add(bytes, multiply(multiply(m->rows, m->cols), sizeof(Bf16)));
+  for (const auto* v : model::all_vectors(spec)) bytes = add(bytes, multiply(v->size, sizeof(Bf16)));
+  return bytes;
+}
+
+std::uint64_t mixed(std::uint64_t x) {  // the finaliser of splitmix64
+  x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9u;
+  x = (x ^ (x >> 27)) * 0x94d049bb133111ebu;
+  return x ^ (x >> 31);
+}
+
+}  // namespace
+
+std::uint64_t Weights::bytes(const model::ModelSpec& spec) {
+  std::uint64_t bytes = 0;
+  for (const auto* m : model::all_matrices(spec))
+    bytes = add(bytes, multiply(multiply(m->rows, padded(m->cols)), sizeof(Bf16)));
+  for (const auto* v : model::all_vectors(spec)) bytes = add(bytes, multiply(v->size, sizeof(float)));
+  return bytes;
+}
+
+Weights Weights::load(const model::Checkpoint& checkpoint, ThreadPool& pool, Progress& progress) {
+  progress.begin("loading", file_bytes(checkpoint.spec()));
+  const Source source{[&](const model::MatrixSpec& m, std::uint64_t first, std::uint64_t count, std::span<Bf16> out) {
+                        checkpoint.read_rows(m, first, count, out);
+                      },
+                      [&](const model::VectorSpec& v, std::span<Bf16> out) { checkpoint.read_vector(v, out); }, pool,
+                      progress};
+  Weights weights = make_weights(source, checkpoint.spec());
+  progress.end();
+  return weights;
+}
+
+Weights Weights::random(const model::ModelSpec& spec, std::uint64_t seed, ThreadPool& pool, Progress& progress) {
+  // Drawing 2^16 values once and choosing among them by a hash is much faster than drawing each weight.
+  std::vector<Bf16> values(1 << 16);
+  std::mt19937_64 engine(seed);
+  std::normal_distribution<float> normal(0.0f, 0.02f);
+  for (Bf16& v : values) v = to_bf16(normal(engine));
+
+  progress.begin("making random weights", file_bytes(spec));
+  const Source source{[&](const model::MatrixSpec& m, std::uint64_t first, std::uint64_t, std::span<Bf16> out) {
+                        const std::uint64_t base = mixed(seed + std::hash<std::string>{}(m.name)) + first * m.cols;
+                        for (std::size_t i = 0; i < out.size(); ++i) out[i] = values[mixed(base + i) >> 48];
+                      },
+                      [](const model::VectorSpec& v, std::span<Bf16> out) {
+                        const bool norm = v.name.find("norm") != std::string::npos;
+                        std::fill(out.begin(), out.end(), to_bf16(norm ? 1.0f : 0.01f));
+                      },
+                      pool, progress};
+  Weights weights = make_weights(source, spec);
+  progress.end();
+  return weights;
+}
+
+}  // namespace glyd::runner::cpu

@@ -1,0 +1,40 @@
+#pragma once
+// The weights of a model in memory, one copy, in the layout that the kernels read.
+
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "base/progress.h"
+#include "base/thread_pool.h"
+#include "model/checkpoint.h"
+#include "model/weights.h"
+#include "runner/cpu/weight_rows.h"
+
+namespace glyd::runner::cpu {
+
+struct LayerWeights {
+  std::vector<float> input_norm, qkv_bias, q_norm, k_norm, o_bias, post_norm, gate_up_bias, down_bias;  // empty: none
+  std::unique_ptr<WeightRows> qkv, o, gate_up, down;
+};
+
+struct Weights {
+  std::unique_ptr<WeightRows> embed;
+  std::vector<LayerWeights> layers;
+  std::vector<float> final_norm;
+  std::unique_ptr<WeightRows> lm_head;  // null when tied
+
+  const WeightRows& head() const { return lm_head ? *lm_head : *embed; }
+
+  // Bytes that loading allocates; saturates instead of overflowing.
+  static std::uint64_t bytes(const model::ModelSpec& spec);
+
+  // Reads everything on all threads of `pool`. Throws Error(Model) or Error(Memory).
+  static Weights load(const model::Checkpoint& checkpoint, ThreadPool& pool, Progress& progress);
+
+  // Weights that look like a trained model's (normal, deviation 0.02; norms 1), for measurements of shapes without
+  // files. The same seed gives the same weights.
+  static Weights random(const model::ModelSpec& spec, std::uint64_t seed, ThreadPool& pool, Progress& progress);
+};
+
+}  // namespace glyd::runner::cpu

@@ -1,0 +1,38 @@
+#include "runner/runner.h"
+
+#include "base/error.h"
+#include "base/text.h"
+#include "runner/cpu/available_memory.h"
+#include "runner/cpu/cpu_runner.h"
+#ifdef GLYD_WITH_CUDA
+#include "runner/cuda/cuda_runner.h"
+#endif
+
+namespace glyd::runner {
+
+std::unique_ptr<Runner> make_runner(const Options& options) {
+  if (options.device == "cpu") return std::make_unique<cpu::CpuRunner>(options);
+  if (options.device == "cuda" || options.device.starts_with("cuda:")) {
+#ifdef GLYD_WITH_CUDA
+    return make_cuda_runner(options);
+#else
+    fail(Code::Usage, "--device {}: this build has no CUDA backend; use --device cpu, or build with -DGLYD_CUDA=ON",
+         printable(options.device));
+#endif
+  }
+  fail(Code::Usage, "--device {}: expected cpu, cuda or cuda:NUMBER", quote(options.device));
+}
+
+std::vector<std::string> list_devices() {
+  std::vector<std::string> devices{fmt::format("cpu: {}, {:.1f} GB of memory available",
+                                               cpu::CpuRunner({}).device_name(),
+                                               static_cast<double>(cpu::available_memory()) * 1e-9)};
+#ifdef GLYD_WITH_CUDA
+  for (std::string& device : list_cuda_devices()) devices.push_back(std::move(device));
+#else
+  devices.push_back("cuda: this build has no CUDA backend");
+#endif
+  return devices;
+}
+
+}  // namespace glyd::runner
