@@ -55,8 +55,28 @@ void apply_output_penalties(std::span<float> logits, const SamplingParams& param
   }
 }
 
-TokenId largest(std::span<const float> logits) {
-  return static_cast<TokenId>(std::max_element(logits.begin(), logits.end()) - logits.begin());  // the first of equals
+struct Scan {
+  float largest = -kInfinity;  // NaN aside
+  bool usable = true;          // neither NaN nor +inf
+};
+
+// One pass over a vocabulary, in lanes of a fixed number so that the compiler makes SIMD of it.
+Scan scan(std::span<const float> logits) {
+  constexpr std::size_t kLanes = 16;
+  float largest[kLanes];
+  int bad[kLanes] = {};
+  std::fill(largest, largest + kLanes, -kInfinity);
+  const std::size_t whole = logits.size() / kLanes * kLanes;
+  const float* x = logits.data();
+  for (std::size_t i = 0; i < whole; i += kLanes) {
+    for (std::size_t j = 0; j < kLanes; ++j) largest[j] = x[i + j] > largest[j] ? x[i + j] : largest[j];
+    for (std::size_t j = 0; j < kLanes; ++j) bad[j] |= !(x[i + j] < kInfinity);  // NaN compares false
+  }
+  for (std::size_t i = whole; i < logits.size(); ++i) {
+    largest[0] = x[i] > largest[0] ? x[i] : largest[0];
+    bad[0] |= !(x[i] < kInfinity);
+  }
+  return {*std::max_element(largest, largest + kLanes), std::find(bad, bad + kLanes, 1) == bad + kLanes};
 }
 
 // The `k` first in the order of likelihood, unsorted; ids with -inf are left out. Linear in the vocabulary for any k:
@@ -79,30 +99,44 @@ std::vector<Candidate> select_top(std::span<const float> logits, std::size_t k) 
   return best;
 }
 
-// Keeps what top-p and min-p leave. Both keep a head of the order of likelihood, so the shorter of the two heads
-// remains.
-void cut_tail(std::vector<Candidate>& candidates, const SamplingParams& params) {
-  if (params.top_p >= 1 && params.min_p <= 0) return;
+double total_weight(std::span<const Candidate> candidates) {
   double total = 0;
   for (const Candidate& c : candidates) total += c.weight;
-  // Sorting a whole vocabulary would be slow. Candidates that weigh less than `bar` hold together at most half of the
-  // share that top-p gives up, so the others still reach top-p, and only these are sorted.
-  const double bar = 0.5 * (1 - params.top_p) * total / static_cast<double>(candidates.size());
-  const double floor = std::max(params.min_p, bar);
-  std::erase_if(candidates, [&](const Candidate& c) { return c.weight < floor; });
-  if (params.top_p >= 1) return;
-  std::sort(candidates.begin(), candidates.end(), before);
-  double reached = 0;
-  std::size_t keep = 0;
-  while (keep < candidates.size() && reached < params.top_p * total) reached += candidates[keep++].weight;
-  candidates.resize(keep);
+  return total;
+}
+
+// Brings the shortest head of the order of likelihood that weighs `target` or more to the front and returns its length,
+// at least 1. A binary search that sorts no more than it must: linear in the number of candidates.
+std::size_t head_weighing(std::vector<Candidate>& candidates, double target) {
+  std::size_t too_short = 0, end = candidates.size();  // the length sought is in (too_short, end]
+  double weight = 0;                                   // of the first too_short
+  while (end - too_short > 1) {
+    const std::size_t middle = too_short + (end - too_short) / 2;
+    const auto at = [&](std::size_t i) { return candidates.begin() + static_cast<std::ptrdiff_t>(i); };
+    std::nth_element(at(too_short), at(middle), at(end), before);
+    const double half = total_weight({at(too_short), at(middle)});
+    if (weight + half >= target) {
+      end = middle;
+    } else {
+      weight += half;
+      too_short = middle;
+    }
+  }
+  return end;
+}
+
+void keep_top_p(std::vector<Candidate>& candidates, double top_p) {
+  const double total = total_weight(candidates);
+  // Candidates lighter than this hold together at most half of the share that top-p gives up, so the others still reach
+  // top-p. Of a real model's vocabulary few are left.
+  const double light = 0.5 * (1 - top_p) * total / static_cast<double>(candidates.size());
+  std::erase_if(candidates, [&](const Candidate& c) { return c.weight < light; });
+  candidates.resize(head_weighing(candidates, top_p * total));
 }
 
 // `uniform` in [0, 1) walks along the weights laid end to end.
 TokenId draw(const std::vector<Candidate>& candidates, double uniform) {
-  double total = 0;
-  for (const Candidate& c : candidates) total += c.weight;
-  const double target = uniform * total;
+  const double target = uniform * total_weight(candidates);
   double reached = 0;
   TokenId chosen = candidates.front().id;
   for (const Candidate& c : candidates) {
@@ -151,19 +185,15 @@ Sampler::Sampler(const std::vector<bool>& allowed) {
 
 void Sampler::mask(std::span<float> logits, std::int64_t step) const {
   for (const TokenId id : forbidden_) logits[index(id)] = -kInfinity;
-  int bad = 0, possible = 0;
-  for (const float logit : logits) {
-    bad |= !(logit < kInfinity);  // NaN compares false
-    possible |= logit > -kInfinity;
-  }
-  if (bad != 0) {
+  const Scan found = scan(logits);
+  if (!found.usable) {
     const auto at = std::find_if(logits.begin(), logits.end(), [](float l) { return !(l < kInfinity); });
     fail(Code::Runtime,
          "step {}: the logit of token {} is {}, expected a finite number: the weights are damaged or the numbers "
          "overflowed",
          step, at - logits.begin(), *at);
   }
-  if (possible == 0) {
+  if (found.largest == -kInfinity) {
     fail(Code::Runtime, "step {}: the logits of all {} tokens are -inf or masked, expected at least one finite number",
          step, logits.size());
   }
@@ -175,16 +205,21 @@ TokenId Sampler::sample(std::span<float> logits, const SamplingParams& params, s
   if (params.repetition_penalty != 1) apply_repetition_penalty(logits, params.repetition_penalty, prompt, output);
   if (params.frequency_penalty != 0 || params.presence_penalty != 0) apply_output_penalties(logits, params, output);
 
-  const TokenId likeliest = largest(logits);
-  if (params.temperature == 0) return likeliest;
+  const float top = scan(logits).largest;
+  if (params.temperature == 0)
+    return static_cast<TokenId>(std::find(logits.begin(), logits.end(), top) - logits.begin());
 
   const std::size_t k =
       params.top_k == 0 ? logits.size() : std::min(logits.size(), static_cast<std::size_t>(params.top_k));
   std::vector<Candidate> candidates = select_top(logits, k);
-  // Differences to the largest, in double: no temperature, however small, makes them overflow upwards.
-  const double top = logits[index(likeliest)];
-  for (Candidate& c : candidates) c.weight = std::exp((c.logit - top) / params.temperature);
-  cut_tail(candidates, params);
+  // The difference to the largest, in double: no temperature, however small, overflows upwards. What is below -1000 has
+  // weight 0 anyway.
+  for (Candidate& c : candidates) {
+    c.weight =
+        std::exp(static_cast<float>(std::max((static_cast<double>(c.logit) - top) / params.temperature, -1000.0)));
+  }
+  if (params.top_p < 1) keep_top_p(candidates, params.top_p);
+  std::erase_if(candidates, [&](const Candidate& c) { return c.weight < params.min_p; });
   const double uniform =
       static_cast<double>(random_bits(params.seed, static_cast<std::uint64_t>(step)) >> 11) * 0x1p-53;
   return draw(candidates, uniform);
