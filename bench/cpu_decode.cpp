@@ -1,0 +1,84 @@
+// Decode and prefill speed of the CPU backend on a model's shape with made-up weights, beside the machine's read
+// bandwidth.
+//
+//   cpu_decode CONFIG_DIR [threads] [context] [tokens]
+//   cpu_decode models/qwen3-0.6b          all threads, 128 tokens of context, 32 tokens decoded
+
+#include <cstdlib>
+#include <string>
+#include <vector>
+
+#include "base/error.h"
+#include "model/config.h"
+#include "read_bandwidth.h"
+#include "runner/cpu/cpu_runner.h"
+
+namespace glyd {
+namespace {
+
+// One step of a single sequence: tokens [begin, end), logits of the last.
+runner::Batch step_of(std::int32_t begin, std::int32_t end, std::int32_t max_blocks) {
+  runner::Batch batch;
+  for (std::int32_t i = begin; i < end; ++i) {
+    batch.token_ids.push_back(i % 1000);
+    batch.positions.push_back(i);
+    batch.slot_mapping.push_back(i);
+  }
+  batch.query_start = {0, end - begin};
+  batch.context_lengths = {end};
+  batch.max_blocks = max_blocks;
+  for (std::int32_t b = 0; b < max_blocks; ++b) batch.block_tables.push_back(b);
+  batch.logits_rows = {end - begin - 1};
+  return batch;
+}
+
+int run(const std::string& dir, int threads, std::int32_t context, std::int32_t tokens) {
+  ThreadPool pool(threads > 0 ? threads : available_threads());
+  const double before = bench::read_bandwidth(pool);
+
+  runner::Options options;
+  options.threads = pool.size();
+  options.context = context + tokens;
+  options.max_sequences = 1;
+  options.max_batch_tokens = context;
+  runner::cpu::CpuRunner runner(options);
+  ConsoleProgress progress;
+  runner.load_random(model::load_config(dir), 1, progress);
+  const std::int32_t blocks = (context + tokens + runner::kBlockSize - 1) / runner::kBlockSize;
+
+  runner.step(step_of(0, context, blocks));  // touches the memory
+  double start = bench::seconds();
+  runner.step(step_of(0, context, blocks));
+  const double prefill = context / (bench::seconds() - start);
+
+  start = bench::seconds();
+  for (std::int32_t i = 0; i < tokens; ++i) runner.step(step_of(context + i, context + i + 1, blocks));
+  const double decode = tokens / (bench::seconds() - start);
+  const double weights = static_cast<double>(runner.bytes_per_step());
+
+  const double bandwidth = std::max(before, bench::read_bandwidth(pool));
+  fmt::print("{}: {}, {:.3f} GB of weights read a step\n", dir, runner.device_name(), weights * 1e-9);
+  fmt::print("read bandwidth  {:8.2f} GB/s\n", bandwidth * 1e-9);
+  fmt::print(
+      "decode          {:8.2f} tokens/s  {:.2f} GB/s of weights, {:.0f} % of the read bandwidth, context {} to {}\n",
+      decode, decode * weights * 1e-9, 100 * decode * weights / bandwidth, context, context + tokens);
+  fmt::print("prefill         {:8.2f} tokens/s  {} tokens in one step\n", prefill, context);
+  return 0;
+}
+
+}  // namespace
+}  // namespace glyd
+
+int main(int argc, char** argv) {
+  if (argc < 2) {
+    fmt::print(stderr, "usage: {} CONFIG_DIR [threads] [context] [tokens]\n", argv[0]);
+    return 2;
+  }
+  const auto number = [&](int i, int otherwise) { return argc > i ? std::atoi(argv[i]) : otherwise; };
+  try {
+    return glyd::run(argv[1], number(2, 0), std::max(1, number(3, 128)), std::max(1, number(4, 32)));
+  } catch (const glyd::Error& e) {
+    fmt::print(stderr, "error: {}\n", e.what());
+    return static_cast<int>(e.code());
+  }
+}
