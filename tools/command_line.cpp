@@ -253,7 +253,8 @@ bool CommandLine::parse(const std::vector<std::string>& args) {
   } catch (const CLI::ParseError& e) {
     fail(Code::Usage, "{}", printable(e.what()));
   }
-  const std::vector<std::string> extras = app_.remaining();
+  std::vector<std::string> extras = app_.remaining();
+  std::erase(extras, "--");  // CLI11 hands the mark back too
   for (const std::string& extra : extras) {
     if (extra.size() > 1 && extra[0] == '-') fail(Code::Usage, "unknown option {}{}", quote(extra), suggestion(extra));
   }

@@ -97,6 +97,7 @@ int run_command(const std::vector<std::string>& args) {
     code = chat(session, o);
   } else {
     const std::vector<text::TokenId> prompt = session.prompt_ids();
+    log::debug("prompt ids: {}", fmt::join(prompt, " "));
     session.load(static_cast<std::int64_t>(prompt.size()));
     code = o.mode == Mode::TopLogits ? print_top_logits(session, prompt, o.top_logits) : generate(session, prompt, o);
   }

@@ -226,10 +226,8 @@ void Session::log_statistics() const {
     log::info("prompt: {} tokens in {:.2f} s, {:.1f} tokens/s", s.prompt_tokens, s.prompt_seconds,
               static_cast<double>(s.prompt_tokens) / s.prompt_seconds);
   }
-  // The first token of an answer comes with its prompt.
-  const std::int64_t decoded = s.generated_tokens - answers_;
-  if (decoded > 0 && s.decode_seconds > 0) {
-    const double rate = static_cast<double>(decoded) / s.decode_seconds;
+  if (s.decode_tokens > 0 && s.decode_seconds > 0) {
+    const double rate = static_cast<double>(s.decode_tokens) / s.decode_seconds;
     log::info("generation: {} tokens, {:.1f} tokens/s, {:.2f} GB/s of weights", s.generated_tokens, rate,
               rate * static_cast<double>(bytes_per_step()) / 1e9);
   }

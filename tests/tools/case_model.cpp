@@ -35,6 +35,18 @@ std::string from_hex(const std::string& hex) {
   return bytes;
 }
 
+// Text as it stands, {"hex": "00ff"}, {"repeat": [["ab", 1000], ["c", 1]]}, or another JSON value written as such.
+std::string bytes_of(const Json& value) {
+  if (value.is_string()) return value;
+  if (value.is_object() && value.contains("hex")) return from_hex(value.at("hex"));
+  if (!value.is_object() || !value.contains("repeat")) return value.dump();
+  std::string bytes;
+  for (const Json& part : value.at("repeat")) {
+    for (int i = 0; i < part.at(1).get<int>(); ++i) bytes += part.at(0).get<std::string>();
+  }
+  return bytes;
+}
+
 std::uint64_t elements(const std::vector<std::uint64_t>& shape) {
   std::uint64_t n = 1;
   for (const std::uint64_t dim : shape) n *= dim;
@@ -158,7 +170,7 @@ void edit_bytes(const fs::path& dir, const Json& edit) {
 // A weights file given by its header's text: 8 bytes of length, the text, `data` zero bytes.
 std::string with_header(const Json& description) {
   expect_keys(description, {"header", "length", "data"}, "weights");
-  const std::string header = description.at("header");
+  const std::string header = bytes_of(description.at("header"));
   const std::uint64_t length = description.value("length", static_cast<std::uint64_t>(header.size()));
   std::string bytes(8, '\0');
   for (std::size_t i = 0; i < 8; ++i) bytes[i] = static_cast<char>(length >> (8 * i) & 0xFF);
@@ -167,11 +179,7 @@ std::string with_header(const Json& description) {
 
 void write_value(const fs::path& path, const Json& value) {
   fs::create_directories(path.parent_path());
-  if (value.is_object() && value.contains("hex")) {
-    write_file(path, from_hex(value.at("hex")));
-  } else {
-    write_file(path, value.is_string() ? value.get<std::string>() : value.dump());
-  }
+  write_file(path, bytes_of(value));
 }
 
 }  // namespace
@@ -198,17 +206,20 @@ void make_case_model(const fs::path& dir, const Json& model) {
     write_file(dir / "tokenizer.json", tiny_tokenizer_json());
     write_file(dir / "tokenizer_config.json", R"({"eos_token": "<|im_end|>"})");
   }
-  for (const auto& [name, value] : model.value("files", Json::object()).items()) write_value(dir / name, value);
+  // Named: items() of a temporary would outlive it.
+  const Json files = model.value("files", Json::object()), patches = model.value("edit", Json::object()),
+             links = model.value("links", Json::object());
+  for (const auto& [name, value] : files.items()) write_value(dir / name, value);
   for (const Json& name : model.value("remove", Json::array())) {
     if (fs::remove_all(dir / name.get<std::string>()) == 0)
       throw std::runtime_error("remove: there is no " + name.dump());
   }
-  for (const auto& [name, patch] : model.value("edit", Json::object()).items()) {
+  for (const auto& [name, patch] : patches.items()) {
     write_file(dir / name, Json::parse(read_file(dir / name)).patch(patch).dump());
   }
   if (model.contains("weights")) write_file(dir / kWeights, with_header(model.at("weights")));
   for (const Json& edit : model.value("bytes", Json::array())) edit_bytes(dir, edit);
-  for (const auto& [name, target] : model.value("links", Json::object()).items()) {
+  for (const auto& [name, target] : links.items()) {
     fs::create_symlink(target.get<std::string>(), dir / name);
   }
   if (model.contains("fifo")) ::mkfifo((dir / model.at("fifo").get<std::string>()).c_str(), 0600);

@@ -130,7 +130,8 @@ void run_case(const Json& description) {
     }
     Invocation invocation;
     for (const Json& argument : run.at("run")) invocation.argv.push_back(filled(argument, model, scratch.path()));
-    for (const auto& [name, value] : run.value("env", Json::object()).items()) {
+    const Json environment = run.value("env", Json::object());
+    for (const auto& [name, value] : environment.items()) {
       invocation.environment[name] = filled(value, model, scratch.path());
     }
     invocation.input = run.value("stdin", "");
