@@ -70,6 +70,7 @@ class Conversation {
 // The next message or command; empty at the end of input. The second Ctrl-C in a row ends the process.
 std::optional<std::string> next_line(bool terminal) {
   for (;;) {
+    acknowledge_interrupts();
     if (terminal) std::fputs(interrupted() ? "\n(Ctrl-C again leaves)\n> " : "\n> ", stderr);
     std::string line;
     switch (read_line(line)) {

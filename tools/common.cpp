@@ -3,6 +3,7 @@
 #include <fcntl.h>
 #include <fmt/format.h>
 #include <malloc.h>
+#include <poll.h>
 #include <signal.h>
 #include <sys/resource.h>
 #include <unistd.h>
@@ -28,12 +29,16 @@ std::atomic<int> interrupt_count{0};
 std::atomic<int> interrupts_allowed{0};
 static_assert(std::atomic<int>::is_always_lock_free);
 
+int wake_read = -1, wake_write = -1;  // a pipe that holds a byte for each Ctrl-C: read_line() waits on it too
+
 void on_interrupt(int) {
-  if (++interrupt_count <= interrupts_allowed) return;
+  const int saved = errno;
+  const bool last = ++interrupt_count > interrupts_allowed;
   const char newline = '\n';  // the shell's prompt begins on a line of its own
-  if (isatty(STDERR_FILENO)) [[maybe_unused]]
-    const auto n = ::write(STDERR_FILENO, &newline, 1);
-  ::_exit(static_cast<int>(Code::Interrupted));
+  const ssize_t written = ::write(last && ::isatty(STDERR_FILENO) ? STDERR_FILENO : wake_write, &newline, 1);
+  static_cast<void>(written);
+  if (last) ::_exit(static_cast<int>(Code::Interrupted));
+  errno = saved;
 }
 
 void print_error(std::string message) {
@@ -107,15 +112,24 @@ InterruptScope::InterruptScope() {
 InterruptScope::~InterruptScope() { interrupts_allowed = 0; }
 
 void install_interrupt_handler() {
+  int ends[2];
+  if (::pipe2(ends, O_CLOEXEC | O_NONBLOCK) != 0) fail(Code::Runtime, "no pipe: {}", std::strerror(errno));
+  wake_read = ends[0];
+  wake_write = ends[1];
   struct sigaction action {};
   action.sa_handler = on_interrupt;
   sigemptyset(&action.sa_mask);
-  action.sa_flags = 0;  // a read of the next line is to return
+  action.sa_flags = SA_RESTART;
   ::sigaction(SIGINT, &action, nullptr);
 }
 
 bool interrupted() { return interrupt_count > 0; }
 void clear_interrupts() { interrupt_count = 0; }
+
+void acknowledge_interrupts() {
+  char bytes[64];
+  while (::read(wake_read, bytes, sizeof bytes) > 0) continue;
+}
 
 std::string read_stdin() { return read_all(STDIN_FILENO, "stdin"); }
 
@@ -140,9 +154,11 @@ Line read_line(std::string& line) {
     }
     if (pending.size() > kLargestInput)
       fail(Code::Usage, "stdin: a line of more than {} bytes", with_commas(kLargestInput));
+    pollfd ready[2] = {{STDIN_FILENO, POLLIN, 0}, {wake_read, POLLIN, 0}};
+    if (::poll(ready, 2, -1) < 0) continue;  // EINTR: the pipe has the byte
+    if (ready[1].revents != 0) return Line::Interrupted;
     char buffer[4096];
     const ssize_t got = ::read(STDIN_FILENO, buffer, sizeof buffer);
-    if (got < 0 && errno == EINTR) return Line::Interrupted;
     if (got <= 0) {
       line = std::exchange(pending, {});
       return line.empty() ? Line::End : Line::Text;

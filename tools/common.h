@@ -39,12 +39,13 @@ class InterruptScope {
 void install_interrupt_handler();
 bool interrupted();  // since the scope began or interrupts were cleared
 void clear_interrupts();
+void acknowledge_interrupts();  // those so far no longer end a read_line()
 
 // All of a descriptor (stdin) or of the file at `path` (a pipe is fine), at most 256 MiB; `what` names it in errors.
 std::string read_stdin();
 std::string read_input_file(const std::string& path, const std::string& what);
 
-// One line of stdin without its end. Interrupted: a Ctrl-C came while waiting.
+// One line of stdin without its end. Interrupted: a Ctrl-C came that is not acknowledged.
 enum class Line { Text, End, Interrupted };
 Line read_line(std::string& line);
 

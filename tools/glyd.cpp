@@ -70,8 +70,10 @@ int dispatch(const std::string& called, std::vector<std::string> args) {
   const std::string name = called.substr(called.rfind('/') + 1);
   const Command* command = name.starts_with("glyd-") ? find_command(name.substr(5)) : nullptr;
   if (!command && !args.empty() && (command = find_command(args[0]))) args.erase(args.begin());
-  return guarded(command ? "glyd-" + std::string(command->name) : "glyd",
-                 [&] { return command ? command->run(args) : top_level(args); });
+  return guarded(command ? "glyd-" + std::string(command->name) : "glyd", [&] {
+    install_interrupt_handler();
+    return command ? command->run(args) : top_level(args);
+  });
 }
 
 }  // namespace
@@ -79,7 +81,6 @@ int dispatch(const std::string& called, std::vector<std::string> args) {
 
 int main(int argc, char** argv) {
   glyd::tools::prepare_process();
-  glyd::tools::install_interrupt_handler();
   return glyd::tools::dispatch(argc > 0 ? argv[0] : "glyd",
                                std::vector<std::string>(argv + std::min(argc, 1), argv + argc));
 }

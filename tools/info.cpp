@@ -171,7 +171,7 @@ std::string as_text(const OrderedJson& info) {
                           c["qk_norm"] ? ", q and k normalised" : ""));
   out += line("vocabulary", fmt::format("{} rows, head {}", number(c["vocab_size"]),
                                         c["tied_head"] ? "tied to the embedding" : "of its own"));
-  out += line("context", fmt::format("{} tokens, {} of keys and values a token", number(c["context"]),
+  out += line("context", fmt::format("{} tokens, {} of keys and values a token in bf16", number(c["context"]),
                                      in_bytes(info["kv_bytes_per_token"])));
   out += line("rope", c["rope"].dump());
   out += line("tokenizer", info["tokenizer"].is_null()
@@ -180,8 +180,8 @@ std::string as_text(const OrderedJson& info) {
                                              info["tokenizer"]["padding"].dump()));
   std::string stops;
   for (const OrderedJson& stop : info["stop"]) {
-    stops +=
-        fmt::format("{}{} {}", stops.empty() ? "" : ", ", stop["id"].dump(), quote(stop["text"].get<std::string>()));
+    const auto text = stop["text"].get<std::string>();  // empty without a tokenizer
+    stops += fmt::format("{}{}{}", stops.empty() ? "" : ", ", stop["id"].dump(), text.empty() ? "" : " " + quote(text));
   }
   out += line("stops at", stops.empty() ? "nothing" : stops);
   out += line("chat template", info["chat_template"] ? (info["thinking"] ? "yes, with thinking" : "yes") : "no");

@@ -17,7 +17,6 @@ namespace {
 
 constexpr std::int64_t kUsualContext = 4096;  // tokens, when -c is not given
 constexpr std::int64_t kChunk = 512;          // tokens of a prompt computed in one step
-constexpr std::uint64_t kLargestTemplate = 4 << 20;
 
 using Clock = std::chrono::steady_clock;
 double seconds_since(Clock::time_point start) { return std::chrono::duration<double>(Clock::now() - start).count(); }
@@ -59,8 +58,9 @@ Session::Session(const std::filesystem::path& dir, const RunOptions& options)
 
 void Session::load_template(const std::filesystem::path& dir) {
   if (options_.template_file) {
+    const std::string what = "--chat-template-file";
     template_ = text::ChatTemplate::parse(
-        io::read_text(*options_.template_file, kLargestTemplate), printable(*options_.template_file),
+        read_input_file(*options_.template_file, what), what + " " + quote(*options_.template_file),
         token_text(*tokenizer_, tokenizer_->bos()), token_text(*tokenizer_, tokenizer_->eos()));
   } else {
     template_ = text::ChatTemplate::load(dir);

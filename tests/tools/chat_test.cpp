@@ -17,12 +17,12 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-// glyd-run -cnv on a terminal of its own.
+// glyd-run with the shipped model on a terminal of its own.
 class Terminal {
  public:
-  explicit Terminal(std::vector<std::string> options) {
+  explicit Terminal(const std::vector<std::string>& options) {
     Invocation invocation;
-    invocation.argv = {"glyd-run", shipped_model("tiny-austen").string(), "-cnv", "--temp", "0"};
+    invocation.argv = {"glyd-run", shipped_model("tiny-austen").string(), "--temp", "0"};
     invocation.argv.insert(invocation.argv.end(), options.begin(), options.end());
     child_ = ::forkpty(&master_, nullptr, nullptr, nullptr);
     if (child_ == 0) become(invocation);
@@ -93,7 +93,7 @@ constexpr const char* kPrompt = "\r\n> ";
 }  // namespace
 
 TEST_CASE("chat: commands", "[tools][chat]") {
-  Terminal terminal({"-n", "8"});
+  Terminal terminal({"-cnv", "-n", "8"});
   terminal.expect("/help");
   terminal.expect(kPrompt);
   terminal.type("/help\n");
@@ -115,14 +115,14 @@ TEST_CASE("chat: commands", "[tools][chat]") {
 }
 
 TEST_CASE("chat: end of input leaves", "[tools][chat]") {
-  Terminal terminal({"-n", "4"});
+  Terminal terminal({"-cnv", "-n", "4"});
   terminal.expect(kPrompt);
   terminal.type(kCtrlD);
   CHECK(terminal.end() == 0);
 }
 
 TEST_CASE("chat: Ctrl-C stops an answer and the conversation goes on", "[tools][chat]") {
-  Terminal terminal({"--ignore-eos"});  // it answers until it is stopped, or the context of 1024 tokens is full
+  Terminal terminal({"-cnv", "--ignore-eos"});  // it answers until it is stopped, or the context of 1024 tokens is full
   terminal.expect(kPrompt);
   terminal.type("Tell me a story\n");
   terminal.expect("story\r\n");  // the echo
@@ -138,7 +138,7 @@ TEST_CASE("chat: Ctrl-C stops an answer and the conversation goes on", "[tools][
 }
 
 TEST_CASE("chat: Ctrl-C twice leaves", "[tools][chat]") {
-  Terminal terminal({"-n", "4"});
+  Terminal terminal({"-cnv", "-n", "4"});
   terminal.expect(kPrompt);
   SECTION("at the prompt") {
     terminal.type(kCtrlC);
@@ -156,6 +156,20 @@ TEST_CASE("chat: Ctrl-C twice leaves", "[tools][chat]") {
     terminal.type(kCtrlC);
     CHECK(terminal.end() == 130);
   }
+}
+
+TEST_CASE("one shot: Ctrl-C keeps what was printed and exits with 130", "[tools][chat]") {
+  Terminal terminal({"the king of Israel", "--raw", "--ignore-eos"});
+  terminal.expect(", and the king");
+  terminal.type(kCtrlC);
+  CHECK(terminal.end() == 130);
+  CHECK(terminal.screen().find("tokens/s") != std::string::npos);
+}
+
+TEST_CASE("one shot on a terminal ends with a line end", "[tools][chat]") {
+  Terminal terminal({"the king of Israel", "--raw", "-n", "3"});
+  terminal.expect(", and the\r\n");
+  CHECK(terminal.end() == 0);
 }
 
 }  // namespace glyd::test
