@@ -77,6 +77,18 @@ void check_tensor(const Expected& expected, const io::Safetensors& file, const i
   }
 }
 
+// Reads elements stored as `Stored` in pieces and rounds them to bf16.
+template <class Stored, class Widen>
+void read_rounded(const WeightFiles::Place& place, std::uint64_t first, std::span<Bf16> out, Widen widen) {
+  constexpr std::size_t kPiece = 1 << 16;
+  std::vector<Stored> piece(std::min(kPiece, out.size()));
+  for (std::size_t done = 0; done < out.size(); done += kPiece) {
+    const auto part = std::span(piece).first(std::min(kPiece, out.size() - done));
+    place.file->read(*place.tensor, (first + done) * sizeof(Stored), std::as_writable_bytes(part));
+    for (std::size_t i = 0; i < part.size(); ++i) out[done + i] = to_bf16(widen(part[i]));
+  }
+}
+
 bool same_bytes(const WeightFiles::Place& a, const WeightFiles::Place& b) {
   if (a.tensor->dtype != b.tensor->dtype || a.tensor->shape != b.tensor->shape) return false;
   constexpr std::uint64_t kPiece = 1 << 20;
@@ -205,29 +217,20 @@ void Checkpoint::read_vector(const VectorSpec& vector, std::span<Bf16> out) cons
   }
 }
 
-// Elements [first, first + out.size()) of a tensor, rounded to bf16 where the file stores them wider.
+// Elements [first, first + out.size()) of a tensor, rounded to bf16 where the file stores them otherwise.
 void Checkpoint::read_elements(const std::string& tensor, std::uint64_t first, std::span<Bf16> out) const {
   const auto it = places_.find(tensor);
   if (it == places_.end()) fail(Code::Runtime, "{}: no tensor {} in this model", weights_.origin(), quote(tensor));
-  const auto& [file, found] = it->second;
-  if (found->dtype == io::Dtype::BF16) {
-    file->read(*found, first * sizeof(Bf16), std::as_writable_bytes(out));
-    return;
+  const Place& place = it->second;
+  switch (place.tensor->dtype) {
+    case io::Dtype::F16:
+      return read_rounded<std::uint16_t>(place, first, out, half_to_float);
+    case io::Dtype::F32:
+      return read_rounded<float>(place, first, out, [](float x) { return x; });
+    default:
+      break;
   }
-  const auto convert = [&]<class Stored>(auto widen, Stored) {
-    constexpr std::size_t kPiece = 1 << 16;
-    std::vector<Stored> piece(std::min(kPiece, out.size()));
-    for (std::size_t done = 0; done < out.size(); done += kPiece) {
-      const auto part = std::span(piece).first(std::min(kPiece, out.size() - done));
-      file->read(*found, (first + done) * sizeof(Stored), std::as_writable_bytes(part));
-      for (std::size_t i = 0; i < part.size(); ++i) out[done + i] = to_bf16(widen(part[i]));
-    }
-  };
-  if (found->dtype == io::Dtype::F16) {
-    convert([](std::uint16_t half) { return half_to_float(half); }, std::uint16_t{});
-  } else {
-    convert([](float value) { return value; }, float{});
-  }
+  place.file->read(*place.tensor, first * sizeof(Bf16), std::as_writable_bytes(out));
 }
 
 }  // namespace glyd::model
