@@ -49,7 +49,6 @@ std::vector<Scheduled> Scheduler::schedule() {
   std::vector<Scheduled> decodes, prompts;
 
   // Oldest first: whoever is preempted for a block is newer than the one that needs it, hence not in the step yet.
-  const std::int64_t preemptions_before = preemptions_;
   for (std::size_t i = 0; i < running_.size(); ++i) {
     Sequence* s = running_[i];
     const std::int64_t tokens = next_tokens(*s);
@@ -61,9 +60,9 @@ std::vector<Scheduled> Scheduler::schedule() {
     }
   }
 
-  // A step that had to take blocks away admits nobody.
-  while (preemptions_ == preemptions_before && !waiting_.empty() &&
-         static_cast<std::int64_t>(running_.size()) < options_.max_sequences) {
+  // Whoever was preempted just now is at the head and finds fewer blocks free than it gave back: nobody is admitted
+  // then.
+  while (!waiting_.empty() && static_cast<std::int64_t>(running_.size()) < options_.max_sequences) {
     Sequence* s = waiting_.front();
     const std::int64_t tokens = next_tokens(*s);
     if (tokens > budget || !blocks_.reserve(*s, s->length())) break;

@@ -86,6 +86,8 @@ TEST_CASE("the random numbers are those of SplitMix64", "[sampler]") {
   CHECK(random_bits(0, 0) == 0xe220a8397b1dcdafu);
   CHECK(random_bits(0, 1) == 0x6e789e6aa1b965f4u);
   CHECK(random_bits(0, 2) == 0x06c45d188009454fu);
+  // Unmixed, a seed one increment on would be the same stream one step ahead.
+  CHECK(random_bits(0x9e3779b97f4a7c15u, 0) != random_bits(0, 1));
 }
 
 TEST_CASE("random numbers of neighbouring seeds and steps are independent", "[sampler]") {
@@ -284,6 +286,16 @@ TEST_CASE("a NaN, +inf or empty row is an error that names the step and the toke
   CHECK_THROWS_WITH(sample({0, 0, kInf}, {.temperature = 0}, 4),
                     Contains("step 4") && Contains("token 2") && Contains("inf"));
   CHECK_THROWS_WITH(sample({-kInf, -kInf}, {}, 5), Contains("step 5") && Contains("2 tokens"));
+  for (std::size_t at = 0; at < 40; ++at) {
+    for (const float bad : {kNan, kInf}) {
+      std::vector<float> row(40, 0.0f);
+      row[at] = bad;
+      CHECK_THROWS_WITH(sample(row, {}), Contains(fmt::format("token {} ", at)));
+    }
+    std::vector<float> row(40, 0.0f);
+    row[at] = 1;
+    CHECK(sample(row, {.temperature = 0}) == static_cast<TokenId>(at));
+  }
   std::vector<float> logits = {1, 2};
   CHECK_THROWS_WITH(Sampler({false, false}).sample(logits, {}, {}, {}, 6), Contains("step 6"));
   try {

@@ -96,6 +96,16 @@ TEST_CASE("a prompt is cut at multiples of the chunk, counted from its own start
   }
 }
 
+TEST_CASE("the next chunk ends at a border wherever the sequence stands", "[engine]") {
+  BlockManager blocks(100, 16);
+  const Scheduler scheduler({.max_batch_tokens = 1000, .max_sequences = 2, .prefill_chunk = 100}, blocks);
+  Sequence s = sequence(1, 250);
+  for (const auto& [computed, tokens] : Plain{{0, 100}, {1, 99}, {99, 1}, {100, 100}, {150, 50}, {200, 50}, {249, 1}}) {
+    s.computed = computed;
+    CHECK(scheduler.next_tokens(s) == tokens);
+  }
+}
+
 TEST_CASE("a chunk that does not fit what neighbours leave waits; it is not cut shorter", "[engine]") {
   BlockManager blocks(100, 16);
   Scheduler scheduler({.max_batch_tokens = 130, .max_sequences = 3, .prefill_chunk = 100}, blocks);
