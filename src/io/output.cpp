@@ -1,0 +1,141 @@
+#include "io/output.h"
+
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstdio>
+#include <cstring>
+#include <string>
+#include <system_error>
+#include <utility>
+
+#include "base/error.h"
+#include "base/text.h"
+
+namespace glyd::io {
+namespace {
+
+namespace fs = std::filesystem;
+
+std::string shown(const fs::path& path) { return printable(path.native()); }
+
+[[noreturn]] void cannot_write(const fs::path& path, int error) {
+  fail(Code::Runtime, "{}: cannot be written: {}{}", shown(path), std::strerror(error),
+       error == ENOSPC ? "; make room or choose another place" : "");
+}
+
+void sync_directory(const fs::path& path) {
+  const int fd = ::open(path.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+  if (fd < 0) cannot_write(path, errno);
+  // Some file systems have no such thing; that is no reason to give up what is written.
+  if (::fsync(fd) != 0 && errno != EINVAL && errno != EROFS) {
+    const int error = errno;
+    ::close(fd);
+    cannot_write(path, error);
+  }
+  ::close(fd);
+}
+
+void check_replaceable(const fs::path& path, bool replace) {
+  std::error_code error;
+  const fs::file_status status = fs::symlink_status(path, error);
+  if (status.type() == fs::file_type::not_found) return;
+  if (!replace) fail(Code::Usage, "{}: exists already; --force replaces it", shown(path));
+  if (status.type() != fs::file_type::directory) {
+    fail(Code::Usage, "{}: exists and is not a directory; remove it or choose another name", shown(path));
+  }
+  if (!fs::exists(path / "config.json", error) && !fs::exists(path / "glyd.json", error) &&
+      !(fs::is_empty(path, error) && !error)) {
+    fail(Code::Usage, "{}: --force replaces only model directories, and this one has neither config.json nor glyd.json",
+         shown(path));
+  }
+}
+
+}  // namespace
+
+OutputFile::OutputFile(const fs::path& path)
+    : fd_(::open(path.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666)), path_(path) {
+  if (fd_ < 0) cannot_write(path, errno);
+}
+
+OutputFile::OutputFile(OutputFile&& other) noexcept : fd_(std::exchange(other.fd_, -1)), path_(other.path_) {}
+
+OutputFile::~OutputFile() {
+  if (fd_ >= 0) ::close(fd_);
+}
+
+void OutputFile::write_at(std::uint64_t offset, std::span<const std::byte> bytes) {
+  while (!bytes.empty()) {
+    const std::size_t want = std::min<std::size_t>(bytes.size(), std::size_t{1} << 30);
+    const ssize_t got = ::pwrite(fd_, bytes.data(), want, static_cast<off_t>(offset));
+    if (got < 0 && errno == EINTR) continue;
+    if (got < 0) cannot_write(path_, errno);
+    offset += static_cast<std::uint64_t>(got);
+    bytes = bytes.subspan(static_cast<std::size_t>(got));
+  }
+}
+
+void OutputFile::resize(std::uint64_t bytes) {
+  if (::ftruncate(fd_, static_cast<off_t>(bytes)) != 0) cannot_write(path_, errno);
+}
+
+void OutputFile::close() {
+  if (::fsync(fd_) != 0 && errno != EINVAL) cannot_write(path_, errno);
+  if (::close(std::exchange(fd_, -1)) != 0) cannot_write(path_, errno);
+}
+
+void write_text(const fs::path& path, std::string_view text) {
+  OutputFile file(path);
+  file.write_at(0, std::as_bytes(std::span(text)));
+  file.close();
+}
+
+OutputDirectory::OutputDirectory(const fs::path& path, bool replace) : replace_(replace) {
+  path_ = fs::absolute(path).lexically_normal();
+  if (!path_.has_filename()) path_ = path_.parent_path();  // "out/"
+  check_replaceable(path_, replace);
+  std::string pattern = path_.native() + ".partial-XXXXXX";
+  if (::mkdtemp(pattern.data()) == nullptr) {
+    fail(Code::Runtime, "{}: cannot be made: {}", shown(path_), std::strerror(errno));
+  }
+  temporary_ = pattern;
+  const mode_t mask = ::umask(0);
+  ::umask(mask);
+  ::chmod(temporary_.c_str(), 0777 & ~mask);
+}
+
+OutputDirectory::~OutputDirectory() {
+  if (temporary_.empty()) return;
+  std::error_code ignored;
+  fs::remove_all(temporary_, ignored);
+}
+
+void OutputDirectory::commit() {
+  sync_directory(temporary_);
+  check_replaceable(path_, replace_);  // as it may have come into being meanwhile
+  std::error_code error;
+  // An empty directory is replaced by rename() itself; a full one changes places with the new one and is removed.
+  if (::rename(temporary_.c_str(), path_.c_str()) == 0) {
+    temporary_.clear();
+  } else if (!replace_ || (errno != ENOTEMPTY && errno != EEXIST)) {
+    cannot_write(path_, errno);
+  } else if (::renameat2(AT_FDCWD, temporary_.c_str(), AT_FDCWD, path_.c_str(), RENAME_EXCHANGE) != 0) {
+    // A file system that cannot exchange: there is a moment without either.
+    const fs::path old = temporary_.native() + ".old";
+    fs::rename(path_, old, error);
+    if (error) cannot_write(path_, error.value());
+    if (::rename(temporary_.c_str(), path_.c_str()) != 0) {
+      const int reason = errno;
+      fs::rename(old, path_, error);
+      cannot_write(path_, reason);
+    }
+    temporary_ = old;
+  }
+  sync_directory(path_.parent_path());
+  if (!temporary_.empty()) fs::remove_all(std::exchange(temporary_, {}), error);  // the one that was replaced
+}
+
+}  // namespace glyd::io

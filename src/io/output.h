@@ -1,0 +1,53 @@
+#pragma once
+// Files and folders that are written whole or not at all.
+
+#include <cstddef>
+#include <cstdint>
+#include <filesystem>
+#include <span>
+#include <string_view>
+
+namespace glyd::io {
+
+// A new file. Errors are Error(Runtime) naming the path.
+class OutputFile {
+ public:
+  explicit OutputFile(const std::filesystem::path& path);  // must not exist yet
+  ~OutputFile();
+  OutputFile(OutputFile&& other) noexcept;
+  OutputFile& operator=(OutputFile&&) = delete;
+
+  const std::filesystem::path& path() const { return path_; }
+  void write_at(std::uint64_t offset, std::span<const std::byte> bytes);  // safe from several threads
+  void resize(std::uint64_t bytes);                                       // what was not written yet reads as zeros
+  void close();  // flushes to the disk first; nothing may be written afterwards
+
+ private:
+  int fd_ = -1;
+  std::filesystem::path path_;
+};
+
+// A new file with this content.
+void write_text(const std::filesystem::path& path, std::string_view text);
+
+// A folder that comes into being complete: files go into a temporary one beside it, which commit() gives its name.
+// Without commit() nothing is left.
+class OutputDirectory {
+ public:
+  // Throws Error(Usage) when `path` exists and `replace` is false, or when it is something that must not be replaced
+  // (no folder, or one without config.json or glyd.json in it that is not empty); Error(Runtime) when its parent folder
+  // cannot be written.
+  OutputDirectory(const std::filesystem::path& path, bool replace);
+  ~OutputDirectory();
+  OutputDirectory(const OutputDirectory&) = delete;
+  OutputDirectory& operator=(const OutputDirectory&) = delete;
+
+  const std::filesystem::path& temporary() const { return temporary_; }  // where files are to be written
+  void commit();                                                         // what it replaces goes away only now
+
+ private:
+  std::filesystem::path path_, temporary_;
+  bool replace_ = false;
+};
+
+}  // namespace glyd::io
