@@ -61,7 +61,8 @@ OutputFile::OutputFile(const fs::path& path)
   if (fd_ < 0) cannot_write(path, errno);
 }
 
-OutputFile::OutputFile(OutputFile&& other) noexcept : fd_(std::exchange(other.fd_, -1)), path_(other.path_) {}
+OutputFile::OutputFile(OutputFile&& other) noexcept
+    : fd_(std::exchange(other.fd_, -1)), path_(std::move(other.path_)) {}
 
 OutputFile::~OutputFile() {
   if (fd_ >= 0) ::close(fd_);

@@ -167,7 +167,7 @@ void Checkpoint::place_tensors(const std::string& prefix) {
 
 // Published files exist that store the head although it is tied; the config decides, and a difference is worth a word.
 void Checkpoint::check_redundant_head(const std::string& head) const {
-  const Place stored = weights_.find(head);
+  const Place stored = manifest() ? Place{} : weights_.find(head);  // a packed one was looked at when it was packed
   if (stored && !same_bytes(stored, places_.at(spec_.embed.members[0].tensor))) {
     log::warning("{}: {} differs from the embedding, but tie_word_embeddings is true: it is ignored",
                  printable(stored.file->path().native()), quote(head));
@@ -185,8 +185,23 @@ std::uint64_t Checkpoint::weight_bytes() const { return sizeof(Bf16) * parameter
 
 std::uint64_t Checkpoint::stored_bytes() const {
   std::uint64_t bytes = 0;
-  for (const auto& [name, place] : places_) bytes += place.tensor->end - place.tensor->begin;
+  for (const auto& [name, place] : places_) bytes += place.packed ? 0 : place.tensor->end - place.tensor->begin;
+  if (manifest()) {
+    for (const codec::Manifest::Matrix& matrix : manifest()->matrices) bytes += matrix.bytes;
+  }
   return bytes;
+}
+
+const codec::PackedTensor* Checkpoint::packed(const MatrixSpec& matrix) const {
+  const codec::PackedTensor* packed = nullptr;
+  std::uint64_t row = 0;
+  for (const Member& member : matrix.members) {
+    const Place& place = places_.at(member.tensor);
+    if (place.packed == nullptr || (packed && place.packed != packed) || place.first_row != row) return nullptr;
+    packed = place.packed;
+    row += member.rows;
+  }
+  return packed && packed->grid().rows == row ? packed : nullptr;
 }
 
 void Checkpoint::read_rows(const MatrixSpec& matrix, std::uint64_t first_row, std::uint64_t rows,
@@ -222,6 +237,10 @@ void Checkpoint::read_elements(const std::string& tensor, std::uint64_t first, s
   const auto it = places_.find(tensor);
   if (it == places_.end()) fail(Code::Runtime, "{}: no tensor {} in this model", weights_.origin(), quote(tensor));
   const Place& place = it->second;
+  if (place.packed) {
+    const std::uint64_t cols = place.packed->grid().cols;
+    return place.packed->read_rows(place.first_row + first / cols, out.size() / cols, out);
+  }
   switch (place.tensor->dtype) {
     case io::Dtype::F16:
       return read_rounded<std::uint16_t>(place, first, out, half_to_float);

@@ -28,6 +28,7 @@ class Checkpoint {
   const Config& config() const { return config_; }
   const ModelSpec& spec() const { return spec_; }
   const std::vector<io::Safetensors>& files() const { return weights_.files(); }
+  const WeightFiles& weights() const { return weights_; }
 
   std::uint64_t parameters() const;    // of all matrices and vectors; a tied head counts once
   std::uint64_t weight_bytes() const;  // what reading all of them delivers: 2 bytes a parameter
@@ -37,6 +38,12 @@ class Checkpoint {
   // `out` receives rows [first_row, first_row + rows) of the spec's matrix, row-major. Safe from several threads.
   void read_rows(const MatrixSpec& matrix, std::uint64_t first_row, std::uint64_t rows, std::span<Bf16> out) const;
   void read_vector(const VectorSpec& vector, std::span<Bf16> out) const;
+
+  // A packed directory (glyd.json beside the weights) looks the same: read_rows() decodes. What it is made of:
+  const codec::Manifest* manifest() const { return weights_.manifest(); }  // null when the directory is a plain one
+
+  // The packed matrix with exactly the rows of `matrix`; null when it is stored plain. Valid as long as this object.
+  const codec::PackedTensor* packed(const MatrixSpec& matrix) const;
 
  private:
   using Place = WeightFiles::Place;

@@ -15,7 +15,10 @@ using io::JsonReader;
 
 constexpr std::uint64_t kMostIndexBytes = 64 << 20;
 constexpr std::size_t kMostShards = 10'000;
-constexpr std::uint64_t kMostEntries = 1'000'000;  // in all headers together: bounds memory
+
+// In all headers together: far more than a model has, and little enough to bound memory.
+constexpr std::uint64_t kMostEntries = 1'000'000;
+constexpr std::uint64_t kMostHeaderBytes = 64 << 20;
 
 }  // namespace
 
@@ -25,37 +28,50 @@ WeightFiles WeightFiles::open(const std::filesystem::path& dir) {
   if (entry_exists(single)) {  // it wins over an index beside it
     weights.origin_ = printable(single.native());
     weights.open_file(single);
-    return weights;
+  } else if (entry_exists(index)) {
+    weights.open_shards(dir, index);
+  } else {
+    explain_no_weights(dir);
   }
-  if (!entry_exists(index)) explain_no_weights(dir);
-
-  weights.origin_ = printable(index.native());
-  weights.sharded_ = true;
-  const std::vector<std::string> names = weights.read_index(index);
-  for (const std::string& name : names) {
-    if (!entry_exists(dir / name)) {
-      fail(Code::Model, "{}: weight_map names {}, which is not in the directory; download the missing shard",
-           weights.origin_, quote(name));
-    }
-  }
-  weights.files_.reserve(names.size());
-  for (const std::string& name : names) weights.open_file(dir / name);
-  for (const Listed& entry : weights.index_) {
-    const io::Safetensors& file = weights.files_[entry.file];
-    if (file.find(entry.tensor) == nullptr) {
-      fail(Code::Model, "{}: tensor {} is missing; {} says that it is there", printable(file.path().native()),
-           quote(entry.tensor), weights.origin_);
-    }
+  if (entry_exists(dir / codec::kManifestName)) {
+    weights.packed_ = std::make_unique<PackedWeights>(dir, [&](std::string_view name) {
+      const Place place = weights.find_stored(name);
+      return std::pair(place.file, place.tensor);
+    });
   }
   return weights;
 }
 
+void WeightFiles::open_shards(const std::filesystem::path& dir, const std::filesystem::path& index) {
+  origin_ = printable(index.native());
+  sharded_ = true;
+  const std::vector<std::string> names = read_index(index);
+  for (const std::string& name : names) {
+    if (!entry_exists(dir / name)) {
+      fail(Code::Model, "{}: weight_map names {}, which is not in the directory; download the missing shard", origin_,
+           quote(name));
+    }
+  }
+  files_.reserve(names.size());
+  for (const std::string& name : names) open_file(dir / name);
+  for (const Listed& entry : index_) {
+    const io::Safetensors& file = files_[entry.file];
+    if (file.find(entry.tensor) == nullptr) {
+      fail(Code::Model, "{}: tensor {} is missing; {} says that it is there", printable(file.path().native()),
+           quote(entry.tensor), origin_);
+    }
+  }
+}
+
 void WeightFiles::open_file(const std::filesystem::path& path) {
   files_.push_back(io::Safetensors::open(path));
-  entries_ += files_.back().tensors().size() + files_.back().metadata().size();
-  if (entries_ > kMostEntries) {
-    fail(Code::Model, "{}: more than {} tensors and metadata entries; no supported model has as many",
-         printable(path.native()), kMostEntries);
+  const io::Safetensors& file = files_.back();
+  entries_ += file.tensors().size() + file.metadata().size();
+  header_bytes_ += file.data_begin();
+  if (entries_ > kMostEntries || header_bytes_ > kMostHeaderBytes) {
+    fail(Code::Model,
+         "{}: the headers hold {} entries in {} bytes, more than the {} in {} that any supported model needs",
+         printable(path.native()), entries_, header_bytes_, kMostEntries, kMostHeaderBytes);
   }
 }
 
@@ -122,23 +138,37 @@ const WeightFiles::Listed* WeightFiles::listed(std::string_view name) const {
 }
 
 WeightFiles::Place WeightFiles::find(std::string_view name) const {
+  if (packed_) {
+    const auto member = packed_->members().find(name);
+    if (member != packed_->members().end()) {
+      const PackedWeights::Member& m = member->second;
+      return {m.file, &m.original, m.matrix, m.first_row};
+    }
+  }
+  return find_stored(name);
+}
+
+WeightFiles::Place WeightFiles::find_stored(std::string_view name) const {
   if (!sharded_) {
     const io::Tensor* tensor = files_[0].find(name);
-    return {tensor ? &files_[0] : nullptr, tensor};
+    return {.file = tensor ? &files_[0] : nullptr, .tensor = tensor};
   }
   const Listed* entry = listed(name);
   if (entry == nullptr) return {};
   const io::Safetensors& file = files_[entry->file];
-  return {&file, file.find(name)};
+  return {.file = &file, .tensor = file.find(name)};
 }
 
 void WeightFiles::for_each(const std::function<void(const io::Safetensors&, const io::Tensor&)>& visit) const {
   for (const io::Safetensors& file : files_) {
     for (const io::Tensor& tensor : file.tensors()) {
       const Listed* entry = sharded_ ? listed(tensor.name) : nullptr;
-      if (entry == nullptr || &files_[entry->file] == &file) visit(file, tensor);
+      if (entry != nullptr && &files_[entry->file] != &file) continue;
+      if (!packed_ || !packed_->holds_matrix(tensor)) visit(file, tensor);
     }
   }
+  if (!packed_) return;
+  for (const auto& [name, member] : packed_->members()) visit(*member.file, member.original);
 }
 
 }  // namespace glyd::model
