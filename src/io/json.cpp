@@ -1,5 +1,7 @@
 #include "io/json.h"
 
+#include <set>
+#include <type_traits>
 #include <vector>
 
 #include "base/error.h"
@@ -34,8 +36,7 @@ class Builder : public nlohmann::json_sax<J> {
   bool end_array() override { return close(); }
 
   bool key(string_t& k) override {
-    J& object = stack_.back();
-    if (object.contains(k)) return stop("the key " + quote(k) + " occurs twice in one object");
+    if (!is_new(k)) return stop("the key " + quote(k) + " occurs twice in one object");
     keys_.back() = std::move(k);
     return true;
   }
@@ -44,14 +45,28 @@ class Builder : public nlohmann::json_sax<J> {
     // The library's text ends in what it expected; its own prefix is of no use to a reader.
     const std::string text = e.what();
     const auto colon = text.rfind(": ");
-    return stop("byte " + std::to_string(position) + ": " +
-                (colon == std::string::npos ? text : text.substr(colon + 2)));
+    const std::string why = shorten(colon == std::string::npos ? text : text.substr(colon + 2));
+    return stop("byte " + std::to_string(position) + ": " + why);
   }
 
   J result;
   std::string error;
 
  private:
+  static constexpr bool kOrdered = std::is_same_v<J, OrderedJson>;  // its look-up is linear: keys are kept aside
+
+  bool is_new(const string_t& k) {
+    if constexpr (kOrdered) return seen_.back().insert(k).second;
+    return !stack_.back().contains(k);
+  }
+
+  // The library's text quotes what it read last, however long that is.
+  static std::string shorten(const std::string& text) {
+    constexpr std::size_t kLongest = 200;
+    if (text.size() <= kLongest) return printable(text);
+    return printable(text.substr(0, kLongest / 2)) + "..." + printable(text.substr(text.size() - kLongest / 2));
+  }
+
   bool stop(std::string why) {
     if (error.empty()) error = std::move(why);
     return false;
@@ -63,6 +78,7 @@ class Builder : public nlohmann::json_sax<J> {
     }
     stack_.push_back(std::move(value));
     keys_.emplace_back();
+    if constexpr (kOrdered) seen_.emplace_back();
     return true;
   }
 
@@ -70,6 +86,7 @@ class Builder : public nlohmann::json_sax<J> {
     J value = std::move(stack_.back());
     stack_.pop_back();
     keys_.pop_back();
+    if constexpr (kOrdered) seen_.pop_back();
     return put(std::move(value));
   }
 
@@ -78,6 +95,8 @@ class Builder : public nlohmann::json_sax<J> {
       result = std::move(value);
     } else if (stack_.back().is_array()) {
       stack_.back().push_back(std::move(value));
+    } else if constexpr (kOrdered) {
+      stack_.back().template get_ref<typename J::object_t&>().emplace_back(std::move(keys_.back()), std::move(value));
     } else {
       stack_.back().emplace(std::move(keys_.back()), std::move(value));
     }
@@ -86,7 +105,8 @@ class Builder : public nlohmann::json_sax<J> {
 
   int max_depth_;
   std::vector<J> stack_;
-  std::vector<std::string> keys_;
+  std::vector<std::string> keys_;            // of the value that comes next, for every open object
+  std::vector<std::set<std::string>> seen_;  // ordered objects only
 };
 
 template <class J>

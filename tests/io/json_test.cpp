@@ -36,3 +36,17 @@ TEST_CASE("ordered objects keep the order of their keys", "[io]") {
   CHECK(io::parse_ordered_json(R"({"b":1,"a":2})", "f").dump() == R"({"b":1,"a":2})");
   CHECK_THROWS_AS(io::parse_ordered_json(R"({"b":1,"b":2})", "f"), Error);
 }
+
+TEST_CASE("many keys take no quadratic time, long tokens no long message", "[io]") {
+  std::string text = "{\"k\":0";
+  for (int i = 0; i < 300'000; ++i) text += ",\"" + std::to_string(i) + "\":0";
+  CHECK(io::parse_ordered_json(text + "}", "f").size() == 300'001);  // minutes if each key were compared with all
+  CHECK_THROWS_WITH(io::parse_ordered_json(text + ",\"7\":1}", "f"), Contains("'7'") && Contains("twice"));
+  try {
+    io::parse_json("[\"" + std::string(1 << 20, 'x') + "\n\"]", "f");
+    FAIL("accepted");
+  } catch (const Error& e) {
+    CHECK(std::string(e.what()).size() < 400);
+    CHECK_THAT(e.what(), Contains("not valid JSON"));
+  }
+}

@@ -408,3 +408,10 @@ TEST_CASE("a folder without weights is listed, with the cure", "[model]") {
   std::filesystem::create_symlink("nowhere", dir.path() / "model.safetensors");
   CHECK_THAT(refusal(dir.path()), Contains("model.safetensors: cannot be opened"));
 }
+
+TEST_CASE("a header far larger than any model's is refused", "[model]") {
+  const Json config = test::tiny_config("llama");
+  std::vector<RawTensor> tensors = formula_tensors(config);
+  tensors.push_back(zeros(std::string(65 << 20, 'n'), {1}));
+  CHECK_THAT(refusal_of(config, tensors), Contains("more than the 1000000 in 67108864"));
+}

@@ -132,3 +132,14 @@ TEST_CASE("matrices join what is multiplied together", "[model]") {
   CHECK(spec_of("qwen3", {{"head_dim", 8}}).layers[0].q_norm.size == 8);
   CHECK(spec_of("qwen3", {{"tie_word_embeddings", true}}).lm_head.members.empty());
 }
+
+TEST_CASE("the shipped config-only shapes are the published ones", "[model]") {
+  const std::pair<const char*, std::uint64_t> shapes[] = {{"qwen3-0.6b", 596'049'920},    {"qwen3-4b", 4'022'468'096},
+                                                          {"qwen3-8b", 8'190'735'360},    {"qwen3-14b", 14'768'307'200},
+                                                          {"qwen3-32b", 32'762'123'264},  {"qwen2.5-7b", 7'615'616'512},
+                                                          {"qwen2.5-72b", 72'706'203'648}};
+  for (const auto& [name, parameters] : shapes) {
+    INFO(name);
+    CHECK(totals(model::model_spec(model::load_config(test::shipped_model(name)))).parameters == parameters);
+  }
+}
