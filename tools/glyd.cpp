@@ -12,12 +12,6 @@
 
 namespace glyd::tools {
 
-int pack_command(const std::vector<std::string>& args) {
-  if (args.size() < 2)
-    fail(Code::Usage, "glyd-pack: {} missing: glyd-pack MODEL OUT", args.empty() ? "MODEL and OUT are" : "OUT is");
-  fail(Code::Runtime, "glyd-pack is not part of this build");
-}
-
 int bench_command(const std::vector<std::string>& args) {
   if (args.empty()) fail(Code::Usage, "glyd-bench: MODEL is missing");
   fail(Code::Runtime, "glyd-bench is not part of this build");
