@@ -26,6 +26,15 @@ std::vector<std::string> split(const std::string& text, char separator) {
 }
 
 bool is_long(const std::string& spelling) { return spelling.starts_with("--"); }
+bool is_digit(char c) { return c >= '0' && c <= '9'; }
+
+// "-n", "--top-k=5"; not "-", "-5 degrees", "-> x", "- item": a prompt may begin with a dash.
+bool looks_like_option(const std::string& arg) {
+  const std::string name = arg.substr(0, arg.find('='));
+  const auto first = name.find_first_not_of('-');
+  return (first == 1 || first == 2) && std::isalpha(static_cast<unsigned char>(name[first])) != 0 &&
+         name.find_first_of(" \t\r\n") == std::string::npos;
+}
 
 // "--top-k" is GLYD_TOP_K.
 std::string environment_name(const std::string& spelling) {
@@ -181,52 +190,69 @@ void CommandLine::argument(const std::string& name, std::optional<std::string>& 
 }
 
 // Rewrites what CLI11 cannot read: every known spelling becomes the option's first long name, its value the next
-// element. Leaves groups of short flags (-vq), unknown options and arguments as they are.
+// element, flags in one word (-vq) two words, and all arguments stand at the end. Unknown options stay as they are.
 std::vector<std::string> CommandLine::normalise(const std::vector<std::string>& args) {
-  std::vector<std::string> out;
+  std::vector<std::string> options, arguments = {"--"};
   for (std::size_t i = 0; i < args.size(); ++i) {
     const std::string& arg = args[i];
     if (arg == "--") {
-      out.insert(out.end(), args.begin() + static_cast<std::ptrdiff_t>(i), args.end());
+      arguments.insert(arguments.end(), args.begin() + static_cast<std::ptrdiff_t>(i) + 1, args.end());
       break;
+    }
+    if (!looks_like_option(arg)) {
+      arguments.push_back(arg);
+      continue;
     }
     if (arg == "-h" || arg == "--help") {
       help_word_ = i + 1 < args.size() ? args[i + 1] : "";
       return {};
     }
-    const auto equals = is_long(arg) ? arg.find('=') : std::string::npos;
-    auto found = by_spelling_.find(arg.substr(0, equals));
-    std::string attached;  // -n5
-    if (found == by_spelling_.end() && arg.size() > 2 && arg[0] == '-' && arg[1] != '-') {
-      const auto short_one = by_spelling_.find(arg.substr(0, 2));
-      if (short_one != by_spelling_.end() && !short_one->second->value.empty()) {
-        found = short_one;
-        attached = arg.substr(2);
-      }
+    std::optional<std::string> value;
+    std::string name = arg;
+    if (const auto equals = arg.find('='); is_long(arg) && equals != std::string::npos) {
+      name = arg.substr(0, equals);
+      value = arg.substr(equals + 1);
+    } else if (!is_long(arg) && arg.size() > 2 && is_digit(arg[2])) {  // -n5
+      name = arg.substr(0, 2);
+      value = arg.substr(2);
+    } else if (const auto flags = flags_in_one_word(arg); !flags.empty()) {
+      options.insert(options.end(), flags.begin(), flags.end());
+      continue;
     }
+    const auto found = by_spelling_.find(name);
     if (found == by_spelling_.end()) {
-      out.push_back(arg);
+      options.push_back(arg);
       continue;
     }
     const Spec& spec = *found->second;
-    given_[spec.key] = found->first;
+    given_[spec.key] = name;
     on_command_line_.insert(spec.key);
+    options.push_back(spec.key);
     if (spec.value.empty()) {
-      out.push_back(equals == std::string::npos ? spec.key : spec.key + arg.substr(equals));
+      if (value) fail(Code::Usage, "{}: takes no value, {} was given", name, quote(*value));
       continue;
     }
-    out.push_back(spec.key);
-    if (equals != std::string::npos) {
-      out.push_back(arg.substr(equals + 1));
-    } else if (!attached.empty()) {
-      out.push_back(attached);
-    } else if (++i < args.size()) {
-      out.push_back(args[i]);
-    } else {
-      fail(Code::Usage, "{}: needs a value ({})", found->first, spec.value);
+    if (!value) {
+      if (++i == args.size()) fail(Code::Usage, "{}: needs a value ({})", name, spec.value);
+      value = args[i];
     }
+    options.push_back(*value);
   }
-  return out;
+  options.insert(options.end(), arguments.begin(), arguments.end());
+  return options;
+}
+
+// The long names of "-vq" when every letter is a flag, and marks them as given; empty for anything else.
+std::vector<std::string> CommandLine::flags_in_one_word(const std::string& arg) {
+  std::vector<std::string> keys;
+  if (is_long(arg) || by_spelling_.contains(arg)) return keys;
+  for (const char letter : arg.substr(1)) {
+    const auto found = by_spelling_.find(std::string("-") + letter);
+    if (found == by_spelling_.end() || !found->second->value.empty()) return {};
+    keys.push_back(found->second->key);
+  }
+  on_command_line_.insert(keys.begin(), keys.end());
+  return keys;
 }
 
 void CommandLine::use_environment() {

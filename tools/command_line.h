@@ -60,6 +60,7 @@ class CommandLine {
   Spec& declare(const std::string& names, const std::string& value, const std::string& help);
   void add_value(const std::string& names, const std::string& value, const std::string& help, Take take);
   std::vector<std::string> normalise(const std::vector<std::string>& args);
+  std::vector<std::string> flags_in_one_word(const std::string& arg);
   void use_environment();
   std::string suggestion(const std::string& unknown) const;
   void print_help(const std::string& word) const;
