@@ -103,6 +103,26 @@ TEST_CASE("a step without a model is an error", "[runner]") {
   CHECK_THROWS_AS(runner.step(good_batch()), Error);
 }
 
+TEST_CASE("a model that does not load leaves a runner that says so, and can load another", "[runner]") {
+  const test::TempDir dir;
+  test::write_formula_model(dir.path(), test::tiny_config("qwen3"));
+  const auto good = model::Checkpoint::open(dir.path());
+  Options options;
+  options.kv_blocks = 1;
+  cpu::CpuRunner runner(options);
+  Progress silent;
+  runner.load(good, silent);
+  const test::Rows rows = test::run_chunks(runner, {1, 2, 3}, {0}, 3);
+
+  struct Refusing : Progress {
+    void advance(std::uint64_t) override { fail(Code::Interrupted, "stopped while loading"); }
+  } refusing;
+  CHECK_THROWS_WITH(runner.load(good, refusing), "stopped while loading");
+  CHECK_THROWS_WITH(test::run_chunks(runner, {1, 2, 3}, {0}, 3), Catch::Contains("no model"));
+  runner.load(good, silent);
+  CHECK(test::run_chunks(runner, {1, 2, 3}, {0}, 3) == rows);
+}
+
 TEST_CASE("devices by name", "[runner]") {
   Options options;
   options.threads = 2;

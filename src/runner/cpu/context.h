@@ -12,8 +12,6 @@
 
 namespace glyd::runner::cpu {
 
-inline constexpr std::size_t kRowTile = 16;  // weight rows fetched, and widened, at a time
-
 // Rows of floats in somebody else's memory: row(t) holds one token's values.
 struct FloatRows {
   float* data = nullptr;
@@ -57,7 +55,7 @@ class Context {
     AlignedBuffer<Bf16> rows;
     AlignedBuffer<float> widened;
   };
-  Scratch& scratch() { return scratch_[static_cast<std::size_t>(ThreadPool::thread_index())]; }
+  Scratch& scratch() { return scratch_.at(static_cast<std::size_t>(ThreadPool::thread_index())); }
 
  private:
   ThreadPool& pool_;

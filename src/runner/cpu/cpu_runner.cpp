@@ -40,14 +40,24 @@ MemoryPlan CpuRunner::plan(const model::Config& config, const model::ModelSpec& 
 }
 
 void CpuRunner::load(const model::Checkpoint& checkpoint, Progress& progress) {
+  release();
   allocate(checkpoint.config(), plan(checkpoint));
   weights_ = Weights::load(checkpoint, pool_, progress);
 }
 
 void CpuRunner::load_random(const model::Config& config, std::uint64_t seed, Progress& progress) {
+  release();
   const model::ModelSpec spec = model::model_spec(config);
   allocate(config, plan(config, spec));
   weights_ = Weights::random(spec, seed, pool_, progress);
+}
+
+void CpuRunner::release() {
+  context_.reset();
+  weights_ = {};
+  work_ = {};
+  cache_ = {};
+  kv_blocks_ = 0;
 }
 
 void CpuRunner::allocate(const model::Config& config, const MemoryPlan& plan) {
@@ -73,7 +83,7 @@ void CpuRunner::allocate(const model::Config& config, const MemoryPlan& plan) {
 }
 
 StepResult CpuRunner::step(const Batch& batch) {
-  if (!context_) fail(Code::Runtime, "the CPU runner has no model: load one first");
+  if (!weights_.embed) fail(Code::Runtime, "the CPU runner has no model: load one first");
   validate(batch, {config_.vocab_size, kv_blocks_, options_.max_batch_tokens, options_.max_sequences});
 
   std::vector<std::int32_t> sequence_of(batch.token_ids.size());

@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <optional>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -49,6 +50,7 @@ class CpuRunner : public Runner {
   };
 
   MemoryPlan plan(const model::Config& config, const model::ModelSpec& spec) const;
+  void release();
   void allocate(const model::Config& config, const MemoryPlan& plan);
   void run_layer(int layer, const Batch& batch, std::span<const std::int32_t> sequence_of);
   StepResult logits(const Batch& batch);
@@ -61,7 +63,7 @@ class CpuRunner : public Runner {
   KvCache cache_;
   RopeTable rope_;
   Workspace work_;
-  std::optional<Context> context_;  // empty until loaded
+  std::optional<Context> context_;  // set by allocate()
   std::int64_t kv_blocks_ = 0;
 };
 

@@ -9,6 +9,8 @@ namespace glyd::runner::cpu {
 
 inline constexpr std::size_t kLanes = 16;  // sums that a dot product is split into (kernels.h)
 
+inline constexpr std::size_t kRowTile = 16;  // weight rows fetched, and widened, at a time
+
 // `n` rounded up to whole lanes: the stride of every row that a vector loop reads. What lies behind the end is zero.
 constexpr std::size_t padded(std::size_t n) { return (n + kLanes - 1) / kLanes * kLanes; }
 

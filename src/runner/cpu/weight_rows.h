@@ -18,8 +18,8 @@ class WeightRows {
   std::size_t cols() const { return cols_; }
   std::size_t stride() const { return padded(cols_); }  // from row to row of what fetch() returns; zeros behind cols()
 
-  // Rows [first, first + count), count <= kRowTile: either in place, or decoded into `scratch` (count * stride()
-  // elements). Safe from several threads.
+  // Rows [first, first + count), which lie in one tile of kRowTile rows counted from row 0: either in place, or decoded
+  // into `scratch`, which has room for a tile (kRowTile * stride()). Safe from several threads.
   virtual const Bf16* fetch(std::size_t first, std::size_t count, Bf16* scratch) const = 0;
 
  protected:
