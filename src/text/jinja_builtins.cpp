@@ -76,6 +76,10 @@ bool test_bool(const Value& v, Arguments& a) {
   return v.is<bool>() && *v.as<bool>() == expected;
 }
 
+bool test_sequence(const Value& v, Arguments& a) {
+  return is_one_of<Undefined, StrPtr, ListPtr, DictPtr>(v, a) && !(v.list() && v.list()->generator);
+}
+
 bool test_defined(const Value& v, Arguments& a) { return !is_one_of<Undefined>(v, a); }
 
 // One argument, taken before the operation.
@@ -94,8 +98,6 @@ bool test_parity(const Value& v, Arguments& a) {
 }
 
 constexpr TestDef kTests[] = {
-    {"!=", test_compare<equal, false, true>},
-    {"==", test_compare<equal, false, false>},
     {"boolean", is_one_of<bool>},
     {"defined", test_defined},
     {"eq", test_compare<equal, false, false>},
@@ -115,7 +117,7 @@ constexpr TestDef kTests[] = {
     {"none", test_none},
     {"number", is_one_of<bool, Integer, double>},
     {"odd", test_parity<1>},
-    {"sequence", is_one_of<Undefined, StrPtr, ListPtr, DictPtr>},
+    {"sequence", test_sequence},
     {"string", is_one_of<StrPtr>},
     {"true", test_bool<true>},
     {"undefined", is_one_of<Undefined>},
@@ -156,17 +158,17 @@ Value filter_length(const Value& v, Arguments& a) {
   return static_cast<Integer>(n);
 }
 
-Value pairs(Context& context, const Dict& dict) {
+Value pairs(Context& context, const Dict& dict, bool generator) {
   std::vector<Value> out;
   for (const auto& [key, item] : dict.items) out.push_back(make_list(context, {Value(key), item}));
-  return make_list(context, std::move(out));
+  return make_list(context, std::move(out), generator);
 }
 
 Value filter_items(const Value& v, Arguments& a) {
   a.done();
-  if (v.is<Undefined>()) return make_list(a.context(), {});
+  if (v.is<Undefined>()) return make_list(a.context(), {}, true);
   if (!v.dict()) a.context().error("'items' needs a mapping, not {}", type_name(v));
-  return pairs(a.context(), *v.dict());
+  return pairs(a.context(), *v.dict(), true);
 }
 
 Value filter_string(const Value& v, Arguments& a) {
@@ -199,7 +201,8 @@ Value filter_default(const Value& v, Arguments& a) {
 
 Value filter_list(const Value& v, Arguments& a) {
   a.done();
-  return elements(a.context(), v);
+  const ListPtr list = elements(a.context(), v);
+  return list->generator ? make_list(a.context(), list->items) : Value(list);
 }
 
 // A dotted path of names, as `attribute=` has it.
@@ -269,7 +272,7 @@ Value filter_select(const Value& v, Arguments& a) {
     }
     if (passes == keep) out.push_back(item);
   }
-  return make_list(context, std::move(out));
+  return make_list(context, std::move(out), true);
 }
 
 Value filter_map(const Value& v, Arguments& a) {
@@ -283,7 +286,7 @@ Value filter_map(const Value& v, Arguments& a) {
       context.spend_step();
       out.push_back(attribute_of(context, item, attribute.text));
     }
-    return make_list(context, std::move(out));
+    return make_list(context, std::move(out), true);
   }
   const Str& name = a.need_str("filter");
   const FilterDef* filter = find_filter(name.text);
@@ -296,7 +299,7 @@ Value filter_map(const Value& v, Arguments& a) {
     Arguments arguments = rest;
     out.push_back(filter->apply(item, arguments));
   }
-  return make_list(context, std::move(out));
+  return make_list(context, std::move(out), true);
 }
 
 Value filter_int(const Value& v, Arguments& a) {
@@ -304,6 +307,7 @@ Value filter_int(const Value& v, Arguments& a) {
   a.take_integer("default", fallback);
   a.done();
   if (v.is<Integer>()) return v;
+  if (v.is<Undefined>()) a.context().error("'int' of an undefined value");
   if (const bool* b = v.as<bool>()) return static_cast<Integer>(*b);
   double x = std::nan("");
   if (v.is<double>()) {
@@ -433,7 +437,7 @@ Value dict_method(const Dict& dict, std::string_view name, Arguments& a) {
     return item ? *item : fallback ? *fallback : Value(None{});
   }
   a.done();
-  if (name == "items") return pairs(context, dict);
+  if (name == "items") return pairs(context, dict, false);
   std::vector<Value> out;
   for (const auto& [key, item] : dict.items) out.push_back(name == "keys" ? Value(key) : item);
   return make_list(context, std::move(out));

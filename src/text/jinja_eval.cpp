@@ -150,16 +150,18 @@ class Evaluator {
       }
       list = std::get<ListPtr>(make_list(context_, std::move(kept)).v);
     }
-    if (list->items.empty()) return block(s.otherwise, scope, out);
+    bool completed = false;  // an iteration that neither broke nor continued; without one, Jinja runs the else
     Loop state{list->items};
     for (; state.index < list->items.size(); ++state.index) {
       context_.spend_step();
       Scope inner{&scope, {}};
       inner.variables["loop"] = static_cast<const Loop*>(&state);
       bind(s, inner, list->items[state.index]);
-      if (block(s.body, inner, out) == Flow::Break) break;
+      const Flow flow = block(s.body, inner, out);
+      completed |= flow == Flow::Next;
+      if (flow == Flow::Break) break;
     }
-    return Flow::Next;
+    return completed ? Flow::Next : block(s.otherwise, scope, out);
   }
 
   // --- expressions ---------------------------------------------------------------------------------------------------

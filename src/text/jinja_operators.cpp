@@ -122,6 +122,7 @@ Value item(Context& context, const Value& object, const Value& key, std::string_
   if (object.is<Undefined>()) context.error("{} is undefined, so that it has no elements", quote(from, 80));
   Integer n = 0;
   if ((!object.list() && !object.str()) || !as_integer(key, n)) return Value();
+  if (object.list() && object.list()->generator) return Value();
   const Integer length = static_cast<Integer>(length_of(context, object));
   if (n < 0) n += length;
   if (n < 0 || n >= length) return Value();

@@ -522,7 +522,7 @@ class Parser {
 
   ExprPtr test(ExprPtr subject, int line) {
     ExprPtr e = node(Expr::Kind::Test, line, std::move(subject));
-    if (!is(Kind::Name) && !is_op("==") && !is_op("!=")) expected("a test");
+    if (!is(Kind::Name)) expected("a test");
     e->test = find_test(peek().text);
     if (!e->test) error_here("unknown test " + quote(peek().text, 40) + ": " + std::string(kCure));
     e->name = take().text;

@@ -15,7 +15,7 @@ bool is_tainted(const Str& s, std::size_t begin) {
   return range != s.tainted.end() && range->begin <= begin;
 }
 
-// Every character through `change`, by Unicode's one-to-one mappings (ß stays ß in upper case).
+// Every character through `change`, by Unicode's one-to-one mappings (Python makes SS of ß).
 template <class Change>
 Value each_character(Context& context, const Str& s, Arguments& arguments, Change change) {
   arguments.done();

@@ -130,7 +130,7 @@ void check_storable(Context& context, const Value& value) {
   }
 }
 
-Value make_list(Context& context, std::vector<Value> items) {
+Value make_list(Context& context, std::vector<Value> items, bool generator) {
   context.spend_bytes(items.size() * sizeof(Value));
   auto list = std::make_shared<List>();
   for (const Value& item : items) {
@@ -139,6 +139,7 @@ Value make_list(Context& context, std::vector<Value> items) {
   }
   check_depth(context, list->depth);
   list->items = std::move(items);
+  list->generator = generator;
   return Value(ListPtr(std::move(list)));
 }
 
@@ -197,7 +198,7 @@ bool truthy(const Value& value) {
   if (value.is<Undefined>() || value.is<None>()) return false;
   if (is_number(value)) return as_double(value) != 0;
   if (const Str* s = value.str()) return !s->text.empty();
-  if (const List* list = value.list()) return !list->items.empty();
+  if (const List* list = value.list()) return list->generator || !list->items.empty();
   if (const Dict* dict = value.dict()) return !dict->items.empty();
   return true;
 }

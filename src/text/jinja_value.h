@@ -98,7 +98,8 @@ struct Str {
 
 struct List {
   std::vector<Value> items;
-  int depth = 1;  // of nested lists and mappings, itself included
+  int depth = 1;           // of nested lists and mappings, itself included
+  bool generator = false;  // what select, map, items... give: always true, not indexed, until `list` is applied
 };
 
 struct Dict {
@@ -158,7 +159,7 @@ class Context {
 };
 
 // Lists and mappings, checked for depth and for values that may not be stored.
-Value make_list(Context& context, std::vector<Value> items);
+Value make_list(Context& context, std::vector<Value> items, bool generator = false);
 Value make_dict(Context& context, std::vector<std::pair<StrPtr, Value>> items);
 void check_storable(Context& context, const Value& value);
 
