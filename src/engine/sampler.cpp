@@ -136,16 +136,13 @@ void keep_top_p(std::vector<Candidate>& candidates, double top_p) {
 
 // `uniform` in [0, 1) walks along the weights laid end to end.
 TokenId draw(const std::vector<Candidate>& candidates, double uniform) {
-  const double target = uniform * total_weight(candidates);
+  const double target = uniform * total_weight(candidates);  // below the total: `uniform` is at most 1 - 2^-53
   double reached = 0;
-  TokenId chosen = candidates.front().id;
   for (const Candidate& c : candidates) {
-    if (c.weight <= 0) continue;
-    chosen = c.id;  // stays on the last one that can occur, should rounding put the target at the very end
     reached += c.weight;
-    if (target < reached) break;
+    if (target < reached) return c.id;
   }
-  return chosen;
+  return candidates.back().id;  // not reached: the same sums in the same order end at the total
 }
 
 // The finaliser of SplitMix64 (Steele, Lea, Flood 2014).
