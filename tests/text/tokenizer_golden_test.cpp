@@ -15,6 +15,12 @@ namespace {
 
 io::Json read_json(const std::filesystem::path& path) { return io::parse_json(test::read_file(path), path.string()); }
 
+io::Json qwen3_goldens() { return read_json(test::tests_dir() / "text" / "tokenizer_goldens.json")["qwen3"]; }
+
+io::Json shipped_goldens(const std::string& model) {
+  return read_json(test::tests_dir() / "data" / "goldens" / (model + ".json"));
+}
+
 // Null without the data.
 const Tokenizer* qwen3() {
   static const auto dir = test::test_data("qwen3-tokenizer");
@@ -38,7 +44,7 @@ void check_prompts(const Tokenizer& tokenizer, const io::Json& prompts) {
 
 TEST_CASE("Qwen3: golden encodings", "[text]") {
   if (!qwen3()) return;
-  check_prompts(*qwen3(), read_json(test::tests_dir() / "text" / "tokenizer_goldens.json")["qwen3"]);
+  check_prompts(*qwen3(), qwen3_goldens());
 }
 
 TEST_CASE("Qwen3: sizes, special tokens, padding", "[text]") {
@@ -99,14 +105,15 @@ TEST_CASE("Qwen3: merge r makes token 256 + r, in both spellings and from merges
   test::write_file(pair.path() / "merges.txt", merges);
   test::write_file(pair.path() / "tokenizer_config.json", test::read_file(dir / "tokenizer_config.json"));
   const Tokenizer files = Tokenizer::load(pair.path());
-  const io::Json goldens = read_json(test::tests_dir() / "text" / "tokenizer_goldens.json")["qwen3"];
+  const io::Json goldens = qwen3_goldens();
   check_prompts(strings, goldens);
   check_prompts(files, goldens);
 }
 
 TEST_CASE("Qwen3: streaming equals decoding at every token", "[text]") {
   if (!qwen3()) return;
-  for (const io::Json& prompt : read_json(test::tests_dir() / "text" / "tokenizer_goldens.json")["qwen3"]) {
+  const io::Json goldens = qwen3_goldens();
+  for (const io::Json& prompt : goldens) {
     const Ids ids = prompt["ids"].get<Ids>();
     StreamDecoder decoder(*qwen3(), false);
     std::string text;
@@ -132,7 +139,7 @@ TEST_CASE("Qwen3: what a user types cannot become a control token", "[text]") {
 
 TEST_CASE("shipped models: token ids of the golden prompts", "[text]") {
   for (const char* name : {"tiny-austen", "tiny-austen-qwen2"}) {
-    const io::Json golden = read_json(test::tests_dir() / "data" / "goldens" / (std::string(name) + ".json"));
+    const io::Json golden = shipped_goldens(name);
     const Tokenizer tokenizer = Tokenizer::load(test::shipped_model(name));
     check_prompts(tokenizer, golden["prompts"]);
     const io::Json& passage = golden["passage"];
@@ -153,7 +160,8 @@ TEST_CASE("shipped models: tokenizer.json and vocab.json with merges.txt agree",
     }
     const Tokenizer a = Tokenizer::load(dir), b = Tokenizer::load(pair.path());
     CHECK(a.size() == b.size());
-    for (const io::Json& prompt : read_json(test::tests_dir() / "data" / "goldens" / "tiny-austen.json")["prompts"]) {
+    const io::Json golden = shipped_goldens("tiny-austen");
+    for (const io::Json& prompt : golden["prompts"]) {
       const auto text = prompt["text"].get<std::string>();
       CHECK(a.encode(text) == b.encode(text));
     }
