@@ -238,7 +238,7 @@ class Parser {
 
 void check_names(const Manifest& m, const std::string& what) {
   std::set<std::string_view> matrices, members, files;
-  const auto once = [&](std::set<std::string_view>& names, const std::string& name, const char* kind) {
+  const auto once = [&](std::set<std::string_view>& names, std::string_view name, const char* kind) {
     if (!names.insert(name).second) fail(Code::Model, "{}: {} {} is given twice", what, kind, quote(name));
   };
   for (const Manifest::Matrix& matrix : m.matrices) {

@@ -14,9 +14,9 @@ namespace glyd::model {
 
 struct PackSettings {
   std::uint64_t max_shard_bytes = 5'000'000'000;
-  bool verify = true;        // read everything back and compare checksums before the directory gets its name
-  bool replace = false;      // a directory that has that name already
-  std::string glyd_version;  // to be recorded
+  bool verify = true;             // read everything back and compare checksums before the directory gets its name
+  bool replace = false;           // a directory that has that name already
+  std::string glyd_version = {};  // to be recorded
 };
 
 // Where the bytes went, by class of tensor.
