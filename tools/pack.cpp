@@ -4,7 +4,6 @@
 #include <signal.h>
 
 #include <chrono>
-#include <memory>
 
 #include "base/error.h"
 #include "base/log.h"
@@ -126,8 +125,8 @@ class Work {
   int pack(const model::Checkpoint& checkpoint) {
     const PackReport report = model::pack_model(
         checkpoint, o_.out, {o_.max_shard_bytes, o_.verify, o_.force, GLYD_VERSION}, threads_, progress_);
-    log::info("packed {}{}", summary(report), o_.verify ? ", verified" : "");
-    log::debug("{} weight file(s); {}", report.files, speed(report.bytes_before()));
+    log::info("packed {}{}; {}", summary(report), o_.verify ? ", verified" : "", speed(report.bytes_before()));
+    log::debug("{} weight file(s)", report.files);
     OrderedJson json = report_json(report);
     json["files"] = report.files;
     json["verified"] = o_.verify;
@@ -136,14 +135,14 @@ class Work {
 
   int unpack(const model::Checkpoint& checkpoint) {
     const std::uint64_t bytes = model::unpack_model(checkpoint, o_.out, o_.force, threads_, progress_);
-    log::info("unpacked {}; every checksum is that of the original", in_bytes(bytes));
-    log::debug("{}", speed(bytes));
+    log::info("unpacked {}, every checksum is that of the original; {}", in_bytes(bytes), speed(bytes));
     return finish({{"bytes", bytes}});
   }
 
   int verify(const model::Checkpoint& checkpoint) {
     model::verify_checksums(checkpoint, threads_, progress_);
-    log::info("verified {}; every checksum is that of the original", in_bytes(checkpoint.weight_bytes()));
+    log::info("verified {}, every checksum is that of the original; {}", in_bytes(checkpoint.weight_bytes()),
+              speed(checkpoint.weight_bytes()));
     return finish({{"verified", true}});
   }
 
