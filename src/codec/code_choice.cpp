@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <bit>
+#include <cmath>
 #include <cstring>
 #include <limits>
 #include <numeric>
@@ -163,6 +164,15 @@ void PairHistogram::add(const PairHistogram& other) {
 std::uint64_t PairHistogram::weights() const {
   return 2 * std::accumulate(pairs_.begin(), pairs_.end(), std::uint64_t{0}) +
          std::accumulate(lone_.begin(), lone_.end(), std::uint64_t{0});
+}
+
+double PairHistogram::entropy_bits() const {
+  const auto total = static_cast<double>(std::accumulate(pairs_.begin(), pairs_.end(), std::uint64_t{0}));
+  double bits = 0;
+  for (const std::uint64_t count : pairs_) {
+    if (count > 0) bits += static_cast<double>(count) * std::log2(total / static_cast<double>(count));
+  }
+  return bits;
 }
 
 std::vector<std::uint8_t> limited_lengths(std::span<const std::uint64_t> weights, int max_bits) {

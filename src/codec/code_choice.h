@@ -26,6 +26,7 @@ class PairHistogram {
   std::uint64_t count(std::uint32_t pair) const { return pairs_[pair]; }  // pair: first << 8 | second
   std::uint64_t lone(std::uint32_t exponent) const { return lone_[exponent]; }
   std::uint64_t weights() const;
+  double entropy_bits() const;  // of all pairs: fewer bits than any code of them takes
 
  private:
   std::vector<std::uint64_t> pairs_, lone_;

@@ -221,11 +221,12 @@ std::optional<std::vector<std::byte>> pack(const UnitGrid& grid, const RowSource
       (1.0 - options.min_saving) * 2.0 * static_cast<double>(grid.rows) * static_cast<double>(grid.cols);
 
   const PairHistogram histogram = count_pairs(grid, source, threads, progress);
+  if (static_cast<double>(grid.sign_mantissa_bytes()) + histogram.entropy_bits() / 8 > most_bytes) return std::nullopt;
   const PairCode code = choose_code(histogram, options.max_code_bits);
   const PairEncoder encoder(code);
   const PairEncoder::Cost cost = encoder.cost(histogram);
   const std::vector<std::uint8_t> code_bytes = code.serialize();
-  // Everything but padding is known now: a matrix that cannot save enough is not encoded at all.
+  // Everything but padding is known before a unit is encoded.
   const std::uint64_t stream_bytes =
       cost.stream_bits / 8 + cost.exceptions * kExceptionBits / 8 + grid.units() * exceptions_offset(UnitHeader{});
   const auto at = section_offsets(grid, static_cast<std::uint32_t>(code_bytes.size()), stream_bytes);

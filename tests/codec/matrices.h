@@ -1,0 +1,36 @@
+#pragma once
+// Matrices for the codec's tests, and a second decoder: docs/format.md followed bit by bit, without tables or speed.
+
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <random>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "base/bf16.h"
+#include "codec/packed_matrix.h"
+
+namespace glyd::test {
+
+using Weights = std::vector<Bf16>;
+
+// N(0, sigma^2) in bf16.
+Weights gaussian(std::uint64_t count, float sigma, std::uint64_t seed);
+
+// Every bit pattern equally likely.
+Weights random_bits(std::uint64_t count, std::uint64_t seed);
+
+// Student's t with 1.5 degrees of freedom: many weights far outside the usual exponents.
+Weights heavy_tails(std::uint64_t count, float scale, std::uint64_t seed);
+
+Weights constant(std::uint64_t count, std::uint16_t bits);
+
+// Packs, whatever it saves.
+std::vector<std::byte> pack_always(const codec::UnitGrid& grid, const Weights& weights, int threads = 1);
+
+// The weights of a packed matrix by the second decoder; fails the test on anything that the format forbids.
+Weights reference_unpack(std::span<const std::byte> packed);
+
+}  // namespace glyd::test
