@@ -53,12 +53,38 @@ void check_other(const std::filesystem::path& path, const Manifest::OtherFile& f
        printable(path.native()));
 }
 
+// What is stored without a checksum belongs to no original file.
+void require_checksums(const Checkpoint& packed, const Manifest& manifest) {
+  std::set<std::string_view> listed;
+  for (const Manifest::WeightFile& file : manifest.files) {
+    for (const Manifest::Checksum& tensor : file.tensors) listed.insert(tensor.name);
+  }
+  packed.weights().for_each([&](const io::Safetensors& file, const io::Tensor& tensor) {
+    if (listed.contains(tensor.name)) return;
+    fail(Code::Model, "{}: tensor {} is not in {}: there is no checksum for it", printable(file.path().native()),
+         quote(tensor.name), codec::kManifestName);
+  });
+}
+
 // One of the original weight files, being written.
 struct Restored {
   const Manifest::WeightFile* entry;
   io::OutputFile file;
   io::Safetensors layout;  // the same file, read: the header says where each tensor goes
 };
+
+// The size is checked first: only files of the size that their parts have are made.
+void check_size(const Checkpoint& packed, const Manifest::WeightFile& entry) {
+  std::uint64_t bytes = 8 + entry.header.size();
+  for (const Manifest::Checksum& tensor : entry.tensors) {
+    const io::Tensor& stored = *find_stored(packed, tensor.name).tensor;
+    bytes += stored.end - stored.begin;
+  }
+  if (bytes != entry.bytes) {
+    fail(Code::Model, "{}: {} has {} bytes, its header and tensors make {}", manifest_path(packed), quote(entry.name),
+         entry.bytes, bytes);
+  }
+}
 
 // The file with its header and room for its data.
 Restored begin_file(const Manifest::WeightFile& entry, const std::filesystem::path& dir) {
@@ -145,6 +171,7 @@ std::uint64_t check_files(const Checkpoint& packed, const std::vector<Restored>&
 std::uint64_t unpack_model(const Checkpoint& packed, const std::filesystem::path& out, bool replace,
                            ThreadPool& threads, Progress& progress) {
   const Manifest& manifest = require_packed(packed);
+  require_checksums(packed, manifest);
   require_apart(packed.dir(), out);
   io::OutputDirectory directory(out, replace);
   for (const Manifest::OtherFile& file : manifest.others) {
@@ -154,7 +181,10 @@ std::uint64_t unpack_model(const Checkpoint& packed, const std::filesystem::path
 
   std::vector<Restored> files;
   files.reserve(manifest.files.size());
-  for (const Manifest::WeightFile& entry : manifest.files) files.push_back(begin_file(entry, directory.temporary()));
+  for (const Manifest::WeightFile& entry : manifest.files) {
+    check_size(packed, entry);
+    files.push_back(begin_file(entry, directory.temporary()));
+  }
   write_tensors(packed, files, threads, progress);
   for (Restored& file : files) file.file.close();
   const std::uint64_t bytes = check_files(packed, files, threads, progress);
@@ -169,23 +199,19 @@ void verify_checksums(const Checkpoint& packed, ThreadPool& threads, Progress& p
     Progress silent;
     check_other(found.path(), {file.name, found.size(), io::sha256_of_range(found, 0, found.size(), silent)}, file);
   }
-  std::map<std::string_view, const io::Digest*> tensors;
+  require_checksums(packed, manifest);
+  std::set<std::string_view> tensors;
   std::vector<std::pair<WeightFiles::Place, const io::Digest*>> jobs;
   std::vector<std::uint64_t> sizes;
   std::uint64_t total = 0;
   for (const Manifest::WeightFile& file : manifest.files) {
     for (const Manifest::Checksum& tensor : file.tensors) {
-      if (!tensors.emplace(tensor.name, &tensor.sha256).second) continue;  // a copy in another file
+      if (!tensors.insert(tensor.name).second) continue;  // a copy in another file
       jobs.emplace_back(find_stored(packed, tensor.name), &tensor.sha256);
       sizes.push_back(jobs.back().first.tensor->end - jobs.back().first.tensor->begin);
       total += sizes.back();
     }
   }
-  packed.weights().for_each([&](const io::Safetensors& file, const io::Tensor& tensor) {
-    if (tensors.contains(tensor.name)) return;
-    fail(Code::Model, "{}: tensor {} is not in {}: there is no checksum for it", printable(file.path().native()),
-         quote(tensor.name), codec::kManifestName);
-  });
   progress.begin("verifying", total);
   run_largest_first(sizes, threads, [&](std::size_t i) {
     io::Sha256 hash;
