@@ -12,17 +12,25 @@
 
 namespace glyd::text {
 
-// A prompt and the byte ranges of it that came out of message contents (EncodeOptions::inert).
+// A prompt and the byte ranges of it (ascending, disjoint, not touching) that came out of messages, tools and extra
+// variables, role names and keys included: EncodeOptions::inert. A range follows its text through slices, strip, split,
+// replace and joins; what `tojson` writes is one range when any string in it is content.
 struct Rendered {
   std::string text;
   std::vector<Range> content;
 };
 
-// What a template sees. `messages` and `tools` are JSON arrays in the OpenAI form; string arguments of tool calls are
-// parsed, content that is null becomes "" and a list of text parts is joined before rendering.
+// What a template sees. `messages` and `tools` are JSON arrays in the OpenAI form. Before rendering,
+// - content that is a list of text parts is joined;
+// - content that is null or missing becomes "", for which `is none` still holds: some templates join it with text,
+// others
+//   test for it;
+// - arguments of tool calls that are the JSON text of an object stay this string, which `tojson`, `items` and look-ups
+// see
+//   as the object: Qwen2.5 and Llama write it by `tojson`, Qwen3 and DeepSeek insert strings as they are.
 struct ChatInput {
   io::OrderedJson messages = io::OrderedJson::array();  // [{"role": "user", "content": "Hi"}, ...]
-  io::OrderedJson tools;                                // null: none
+  io::OrderedJson tools;                                // null or empty: none
   bool add_generation_prompt = true;
   io::OrderedJson extra = io::OrderedJson::object();  // further variables: {"enable_thinking": false}
 };
@@ -43,7 +51,7 @@ class ChatTemplate {
   ChatTemplate& operator=(ChatTemplate&&) noexcept;
 
   // Throws Error(Model): raise_exception of the template (its words), an operation on a wrong type, too much work or
-  // output.
+  // output; Error(Usage): no messages, a message without a role, a content part that is not text.
   Rendered render(const ChatInput& input) const;
 
   // Whether the template text mentions a variable (does `enable_thinking` do anything?).

@@ -175,9 +175,10 @@ ListPtr elements(Context& context, const Value& value) {
 // --- Python's idea of values -----------------------------------------------------------------------------------------
 
 std::string_view type_name(const Value& value) {
-  static constexpr std::string_view kNames[] = {"an undefined value", "none",   "a boolean", "an integer",  "a float",
-                                                "a string",           "a list", "a mapping", "a namespace", "a macro",
-                                                "the loop variable"};
+  static constexpr std::string_view kNames[] = {
+      "an undefined value", "none",        "a boolean", "an integer",        "a float",   "a string", "a list",
+      "a mapping",          "a namespace", "a macro",   "the loop variable", "a function"};
+  static_assert(std::size(kNames) == std::variant_size_v<decltype(value.v)>);
   return kNames[value.v.index()];
 }
 
