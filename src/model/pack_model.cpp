@@ -7,6 +7,7 @@
 #include <map>
 #include <optional>
 #include <set>
+#include <string_view>
 #include <tuple>
 
 #include "base/error.h"
@@ -44,23 +45,29 @@ struct Item {
 
 std::string class_name(const MatrixSpec& matrix) { return matrix.name.substr(matrix.name.rfind('.') + 1); }
 
-// Everything in the files, in the order of the files; a matrix stands where its first member does.
+// The one tensor of each name that is kept: the one that the index names, else the first.
+std::map<std::string_view, Place> list_tensors(const WeightFiles& weights) {
+  std::map<std::string_view, Place> tensors;
+  weights.for_each([&](const io::Safetensors& file, const io::Tensor& tensor) {
+    tensors.try_emplace(tensor.name, Place{.file = &file, .tensor = &tensor});
+  });
+  return tensors;
+}
+
+// Everything that is kept, in the order of the files; a matrix stands where its first member does.
 std::vector<Item> list_items(const Checkpoint& checkpoint) {
-  const WeightFiles& weights = checkpoint.weights();
+  std::map<std::string_view, Place> tensors = list_tensors(checkpoint.weights());
   std::vector<Item> items;
-  std::set<const io::Tensor*> members;
   for (const MatrixSpec* matrix : all_matrices(checkpoint.spec())) {
     Item item{matrix, {}, matrix->rows > 0 && matrix->cols > 0};
     for (const Member& member : matrix->members) {
-      item.places.push_back(weights.find(member.tensor));
-      members.insert(item.places.back().tensor);
+      item.places.push_back(tensors.at(member.tensor));
       item.packable &= item.places.back().tensor->dtype == io::Dtype::BF16;
+      tensors.erase(member.tensor);
     }
     items.push_back(std::move(item));
   }
-  weights.for_each([&](const io::Safetensors& file, const io::Tensor& tensor) {
-    if (!members.contains(&tensor)) items.push_back({nullptr, {{.file = &file, .tensor = &tensor}}, false});
-  });
+  for (const auto& [name, place] : tensors) items.push_back({nullptr, {place}, false});
   const auto place = [](const Item& item) { return std::tuple(item.places[0].file, item.places[0].tensor); };
   std::sort(items.begin(), items.end(), [&](const Item& a, const Item& b) { return place(a) < place(b); });
   return items;
@@ -180,7 +187,7 @@ std::vector<Manifest::WeightFile> describe_files(const Checkpoint& checkpoint, T
   return described;
 }
 
-// A tensor that several files hold is kept once: the index says which one counts, and the others must equal it.
+// A tensor that several files hold is kept once, so they must be alike.
 void require_equal_copies(const WeightFiles& weights, const std::vector<Manifest::WeightFile>& files) {
   std::map<const io::Tensor*, io::Digest> digests;
   for (std::size_t i = 0; i < files.size(); ++i) {
@@ -188,14 +195,14 @@ void require_equal_copies(const WeightFiles& weights, const std::vector<Manifest
       digests[&weights.files()[i].tensors()[t]] = files[i].tensors[t].sha256;
     }
   }
+  const std::map<std::string_view, Place> kept = list_tensors(weights);
   for (const io::Safetensors& file : weights.files()) {
     for (const io::Tensor& tensor : file.tensors()) {
-      const io::Tensor* counts = weights.find(tensor.name).tensor;
-      if (counts == nullptr || counts == &tensor) continue;
-      if (counts->dtype != tensor.dtype || counts->shape != tensor.shape || digests[counts] != digests[&tensor]) {
+      const io::Tensor& other = *kept.at(tensor.name).tensor;
+      if (other.dtype != tensor.dtype || other.shape != tensor.shape || digests[&other] != digests[&tensor]) {
         fail(Code::Model,
-             "{}: tensor {} differs from the one of that name in another file, which the index names; it "
-             "cannot be kept; remove one of them",
+             "{}: tensor {} differs from the one of that name in another file that counts, so it cannot be kept; "
+             "remove one of them",
              printable(file.path().native()), quote(tensor.name));
       }
     }

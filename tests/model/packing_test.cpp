@@ -318,6 +318,19 @@ TEST_CASE("A tensor in two shards is kept once when both are alike", "[model][pa
   CHECK_FALSE(fs::exists(dir.path() / "packed2"));
 }
 
+TEST_CASE("Tensors that the index does not list are kept too", "[model][packing]") {
+  const TempDir dir;
+  const fs::path model = dir.path() / "model";
+  const Json config = config_of("llama");
+  std::vector<RawTensor> tensors = formula_tensors(config);
+  const RawTensor leftover{"model.layers.0.self_attn.rotary_emb.inv_freq", "F32", {2}, "12345678"};
+  write_shards(model, config, tensors, 2, [&](std::vector<RawTensor> shard) {
+    shard.insert(shard.begin() + 1, leftover);
+    return test::safetensors_bytes(shard);
+  });
+  check_round_trip(dir.path(), model, {.max_shard_bytes = 20'000});
+}
+
 TEST_CASE("Other files: links followed, other weights and folders left out", "[model][packing]") {
   const TempDir dir;
   const fs::path model = dir.path() / "model", kept = dir.path() / "kept";
