@@ -24,11 +24,14 @@ using io::OrderedJson;
 // Matrices that differ only in their layer: "qkv" of all layers.
 struct TensorClass {
   std::uint64_t count = 0, rows = 0, cols = 0;
+  std::uint64_t packed = 0, packed_bytes = 0,
+                exceptions = 0;  // of a packed directory: how many of them, and their bytes
   std::uint64_t parameters() const { return count * rows * cols; }
 };
 
 // Classes in the order of a forward pass; norms and biases are one class.
-std::vector<std::pair<std::string, TensorClass>> tensor_classes(const model::ModelSpec& spec) {
+std::vector<std::pair<std::string, TensorClass>> tensor_classes(const model::ModelSpec& spec,
+                                                                const codec::Manifest* manifest) {
   std::vector<std::pair<std::string, TensorClass>> classes;
   const auto at = [&](const std::string& name) -> TensorClass& {
     for (auto& [known, tensors] : classes) {
@@ -41,6 +44,14 @@ std::vector<std::pair<std::string, TensorClass>> tensor_classes(const model::Mod
     ++tensors.count;
     tensors.rows = m->rows;
     tensors.cols = m->cols;
+  }
+  if (manifest) {
+    for (const codec::Manifest::Matrix& m : manifest->matrices) {
+      TensorClass& tensors = at(m.name.substr(m.name.rfind('.') + 1));
+      ++tensors.packed;
+      tensors.packed_bytes += m.bytes;
+      tensors.exceptions += m.exceptions;
+    }
   }
   TensorClass vectors{1, 0, 1};
   for (const model::VectorSpec* v : model::all_vectors(spec)) vectors.rows += v->size;
@@ -102,6 +113,10 @@ bool has_weights(const std::filesystem::path& dir) {
   return io::is_regular_file(dir / "model.safetensors") || io::is_regular_file(dir / "model.safetensors.index.json");
 }
 
+double bits(std::uint64_t bytes, std::uint64_t weights) {
+  return weights == 0 ? 0 : 8.0 * static_cast<double>(bytes) / static_cast<double>(weights);
+}
+
 // Everything --info knows, as --json prints it.
 OrderedJson gather(const std::filesystem::path& dir) {
   OrderedJson info = {{"path", to_valid_utf8(dir.native())}};
@@ -113,12 +128,33 @@ OrderedJson gather(const std::filesystem::path& dir) {
 
   OrderedJson tensors = OrderedJson::array();
   std::uint64_t parameters = 0;
-  for (const auto& [name, t] : tensor_classes(spec)) {
-    tensors.push_back(
-        {{"class", name}, {"count", t.count}, {"shape", {t.rows, t.cols}}, {"parameters", t.parameters()}});
+  TensorClass packed;
+  std::uint64_t packed_parameters = 0;
+  const codec::Manifest* manifest = checkpoint ? checkpoint->manifest() : nullptr;
+  for (const auto& [name, t] : tensor_classes(spec, manifest)) {
+    OrderedJson one = {
+        {"class", name}, {"count", t.count}, {"shape", {t.rows, t.cols}}, {"parameters", t.parameters()}};
+    if (manifest) {
+      one["packed"] = t.packed;
+      one["packed_bytes"] = t.packed_bytes;
+      one["exceptions"] = t.exceptions;
+    }
+    tensors.push_back(std::move(one));
     parameters += t.parameters();
+    packed.packed += t.packed;
+    packed.packed_bytes += t.packed_bytes;
+    packed.exceptions += t.exceptions;
+    packed_parameters += t.packed * t.rows * t.cols;
   }
   info["parameters"] = parameters;
+  info["packed"] = nullptr;
+  if (manifest) {
+    info["packed"] = {{"matrices", packed.packed},
+                      {"bits_per_weight", bits(packed.packed_bytes, packed_parameters)},
+                      {"bytes_before", 2 * packed_parameters},
+                      {"bytes", packed.packed_bytes},
+                      {"exceptions", packed.exceptions}};
+  }
   if (checkpoint) {
     info["weights"] = {{"bytes", checkpoint->weight_bytes()}, {"files", checkpoint->files().size()}};
   } else {
@@ -163,6 +199,11 @@ std::string as_text(const OrderedJson& info) {
   out += line("weights", info["weights"].is_null() ? "none in this directory"
                                                    : fmt::format("{} in {} file(s)", in_bytes(info["weights"]["bytes"]),
                                                                  info["weights"]["files"].dump()));
+  if (const OrderedJson& p = info["packed"]; !p.is_null()) {
+    out += line("packed", fmt::format("{} matrices, {} of {} in bf16, {:.3f} bits a weight, {} exceptions",
+                                      p["matrices"].dump(), in_bytes(p["bytes"]), in_bytes(p["bytes_before"]),
+                                      p["bits_per_weight"].get<double>(), number(p["exceptions"])));
+  }
   out += line("layers", c["layers"].dump());
   out += line("hidden", fmt::format("{}, MLP {}", c["hidden_size"].dump(), c["intermediate_size"].dump()));
   out += line("attention",
@@ -186,10 +227,18 @@ std::string as_text(const OrderedJson& info) {
   out += line("stops at", stops.empty() ? "nothing" : stops);
   out += line("chat template", info["chat_template"] ? (info["thinking"] ? "yes, with thinking" : "yes") : "no");
   out += line("sampling", info["sampling"].empty() ? "no defaults" : info["sampling"].dump());
-  out += fmt::format("\n{:<18} {:>6} {:>22} {:>18}\n", "tensors", "count", "shape", "parameters");
+  const bool packed = !info["packed"].is_null();
+  out += fmt::format("\n{:<18} {:>6} {:>22} {:>18}{}\n", "tensors", "count", "shape", "parameters",
+                     packed ? fmt::format(" {:>8} {:>12}", "bits", "exceptions") : "");
   for (const OrderedJson& t : info["tensors"]) {
-    out += fmt::format("{:<18} {:>6} {:>22} {:>18}\n", t["class"].get<std::string>(), t["count"].dump(),
+    out += fmt::format("{:<18} {:>6} {:>22} {:>18}", t["class"].get<std::string>(), t["count"].dump(),
                        fmt::format("{} x {}", t["shape"][0].dump(), t["shape"][1].dump()), number(t["parameters"]));
+    if (packed && t["packed"] == t["count"]) {
+      out += fmt::format(" {:>8.3f} {:>12}", bits(t["packed_bytes"], t["parameters"]), number(t["exceptions"]));
+    } else if (packed) {
+      out += fmt::format(" {:>8} {:>12}", t["packed"] == 0 ? "plain" : "partly", number(t["exceptions"]));
+    }
+    out += "\n";
   }
   return out;
 }

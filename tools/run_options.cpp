@@ -32,7 +32,7 @@ struct Written {
   std::optional<std::string> first, second;  // arguments without a name
   std::optional<std::string> model, prompt, file, prompt_ids, seed, tensor_parallel, gpu_memory, device;
   std::optional<std::int64_t> n, context, threads, top_logits;
-  std::string think, weights = "bf16", activations = "fp32", check;
+  std::string think, weights, activations = "fp32", check;
   bool chat = false, no_chat = false, tokenize = false, detokenize = false, info = false, list_devices = false,
        version = false;
 };
@@ -99,7 +99,9 @@ void declare(CommandLine& line, Written& w, RunOptions& o) {
   line.count("-t,--threads", "N", 1, 1024, w.threads, "CPU threads; default: all of the machine");
   line.choice("--activations", {"fp32", "bf16"}, w.activations,
               "precision between products on the CPU; bf16 rounds where a GPU would");
-  line.choice("--weights", {"bf16", "packed"}, w.weights, "how the weights are held in memory");
+  line.choice("--weights", {"bf16", "packed"}, w.weights,
+              "how the weights are held in memory; default: as the model directory stores them");
+  line.flag("--verify", o.verify, "compare a packed model with the checksums of its original before it runs");
   line.text("-tp,--tensor-parallel-size", "N", w.tensor_parallel, "GPUs to split the model over");
   line.text("--gpu-memory", "SIZE", w.gpu_memory, "memory to use on a GPU, 48GB, or a share of it, 0.9");
   line.choice("--check", {"cpu"}, w.check, "run the CPU beside a GPU and report the first layer that differs");
@@ -186,7 +188,8 @@ void check_device(const Written& w, RunOptions& o) {
     fail(Code::Usage, "-tp: {} is not supported; this build runs a model on one device (-tp 1)",
          quote(*w.tensor_parallel));
   }
-  if (w.weights == "packed") fail(Code::Usage, "--weights: packed is not part of this build; use bf16");
+  if (w.weights == "packed") o.weights = runner::WeightFormat::Packed;
+  if (w.weights == "bf16") o.weights = runner::WeightFormat::Bf16;
   if (!w.check.empty()) fail(Code::Usage, "--check: needs a GPU backend, which is not part of this build");
 }
 

@@ -45,6 +45,8 @@ struct RunOptions {
   std::string device = "cpu";
   int threads = 0;
   runner::Activations activations = runner::Activations::Fp32;
+  runner::WeightFormat weights = runner::WeightFormat::AsStored;
+  bool verify = false;  // check a packed directory's checksums first
   bool verbose = false, quiet = false;
   std::optional<std::string> log_file;
 };

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <chrono>
 #include <cmath>
+#include <memory>
 #include <set>
 
 #include "base/error.h"
@@ -10,6 +11,7 @@
 #include "base/text.h"
 #include "common.h"
 #include "io/file.h"
+#include "model/packing.h"
 #include "text/stream_decoder.h"
 
 namespace glyd::tools {
@@ -113,18 +115,19 @@ void Session::load(std::int64_t prompt_tokens) {
   o.device = options_.device;
   o.threads = options_.threads;
   o.activations = options_.activations;
+  o.weights = options_.weights;
   o.max_batch_tokens = kChunk;
   o.max_sequences = 1;
   o.context = context_;
   runner_ = runner::make_runner(o);
   plan_ = runner_->plan(checkpoint_);
-  if (options_.quiet) {
-    Progress silent;
-    runner_->load(checkpoint_, silent);
-  } else {
-    ConsoleProgress bar;
-    runner_->load(checkpoint_, bar);
+  const std::unique_ptr<Progress> progress =
+      options_.quiet ? std::make_unique<Progress>() : std::make_unique<ConsoleProgress>();
+  if (options_.verify) {
+    ThreadPool pool(options_.threads == 0 ? available_threads() : options_.threads);
+    model::verify_checksums(checkpoint_, pool, *progress);
   }
+  runner_->load(checkpoint_, *progress);
   load_seconds_ = seconds_since(start);
   engine::EngineOptions e;
   e.scheduler.max_batch_tokens = kChunk;
@@ -207,16 +210,6 @@ Answer Session::generate(const std::vector<text::TokenId>& prompt,
   return answer;
 }
 
-std::uint64_t Session::bytes_per_step() const {
-  const model::ModelSpec& spec = checkpoint_.spec();
-  std::uint64_t elements = 0;
-  for (const model::MatrixSpec* m : model::all_matrices(spec)) elements += m->rows * m->cols;
-  for (const model::VectorSpec* v : model::all_vectors(spec)) elements += v->size;
-  // A step looks up single rows of the embedding; as a tied head it is read whole.
-  if (!checkpoint_.config().tied_head) elements -= spec.embed.rows * spec.embed.cols;
-  return elements * sizeof(Bf16);
-}
-
 void Session::log_statistics() const {
   const engine::EngineStats& s = engine_->stats();
   log::info("{}: loaded {} in {:.2f} s, memory {} weights + {} KV cache, {} at most", runner_->device_name(),
@@ -229,7 +222,7 @@ void Session::log_statistics() const {
   if (s.decode_tokens > 0 && s.decode_seconds > 0) {
     const double rate = static_cast<double>(s.decode_tokens) / s.decode_seconds;
     log::info("generation: {} tokens, {:.1f} tokens/s, {:.2f} GB/s of weights", s.generated_tokens, rate,
-              rate * static_cast<double>(bytes_per_step()) / 1e9);
+              rate * static_cast<double>(runner_->bytes_per_step()) / 1e9);
   }
 }
 

@@ -58,7 +58,6 @@ class Session {
   void check_prompt(const std::vector<text::TokenId>& prompt) const;
   void load_template(const std::filesystem::path& dir);
   std::int64_t choose_context(std::int64_t prompt_tokens) const;
-  std::uint64_t bytes_per_step() const;
   const text::Tokenizer& tokenizer() const;
 
   const RunOptions& options_;

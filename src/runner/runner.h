@@ -16,14 +16,18 @@ inline constexpr int kBlockSize = 16;  // tokens of one KV block
 
 enum class Activations { Fp32, Bf16 };  // Bf16 rounds where the specification's bf(...) stands
 
+// How the weights are held in memory. AsStored: packed when the model directory is, else bf16.
+enum class WeightFormat { AsStored, Bf16, Packed };
+
 struct Options {
   std::string device = "cpu";                   // "cpu", "cuda", "cuda:1"
   int threads = 0;                              // CPU threads; 0: all of the machine's
   Activations activations = Activations::Fp32;  // CPU runner only; a GPU always uses bf16
-  std::int64_t max_batch_tokens = 2048;         // most tokens of one step
-  std::int64_t max_sequences = 64;              // most sequences of one step
-  std::int64_t context = 0;                     // longest sequence, tokens
-  std::int64_t kv_blocks = 0;  // KV blocks to allocate; 0: as many as max_sequences * context needs, or fit
+  WeightFormat weights = WeightFormat::AsStored;
+  std::int64_t max_batch_tokens = 2048;  // most tokens of one step
+  std::int64_t max_sequences = 64;       // most sequences of one step
+  std::int64_t context = 0;              // longest sequence, tokens
+  std::int64_t kv_blocks = 0;            // KV blocks to allocate; 0: as many as max_sequences * context needs, or fit
 };
 
 // Bytes, before anything is allocated.
@@ -52,6 +56,10 @@ class Runner {
   // Runs the batch: writes k and v of its tokens into their slots, returns the logits asked for. A sequence's results
   // depend on its own tokens alone: not on its neighbours, its place, or how its prompt was cut into chunks.
   virtual StepResult step(const Batch& batch) = 0;
+
+  // Bytes of weights that a step reads whatever it holds: all but the embedding, of which few rows are looked up, and
+  // the head once (which is the embedding when tied). After load().
+  virtual std::uint64_t bytes_per_step() const = 0;
 
   virtual std::int64_t kv_blocks() const = 0;   // allocated by load()
   virtual std::string device_name() const = 0;  // for people: "CPU, 8 threads"

@@ -59,6 +59,7 @@ std::unique_ptr<runner::Runner> load_runner(const std::filesystem::path& model, 
   runner::Options options;
   options.threads = setup.threads;
   options.activations = setup.activations;
+  options.weights = setup.weights;
   options.kv_blocks = setup.kv_blocks;
   options.max_batch_tokens = setup.max_batch_tokens;
   auto runner = std::make_unique<runner::cpu::CpuRunner>(options, *setup.kernels);

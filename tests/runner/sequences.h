@@ -36,6 +36,7 @@ Ids blocks_from(std::int32_t first, std::int64_t n);
 struct RunnerSetup {
   int threads = 1;
   runner::Activations activations = runner::Activations::Fp32;
+  runner::WeightFormat weights = runner::WeightFormat::AsStored;
   std::int64_t kv_blocks = 64, max_batch_tokens = 512;
   const runner::cpu::Kernels* kernels = &runner::cpu::best_kernels();
 };

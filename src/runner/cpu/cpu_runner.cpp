@@ -20,8 +20,6 @@ namespace {
 
 const float* or_null(const std::vector<float>& v) { return v.empty() ? nullptr : v.data(); }
 
-std::uint64_t matrix_bytes(const WeightRows& m) { return std::uint64_t{m.rows()} * m.cols() * sizeof(Bf16); }
-
 }  // namespace
 
 CpuRunner::CpuRunner(const Options& options, const Kernels& kernels)
@@ -32,23 +30,23 @@ std::string CpuRunner::device_name() const {
 }
 
 MemoryPlan CpuRunner::plan(const model::Checkpoint& checkpoint) const {
-  return plan(checkpoint.config(), checkpoint.spec());
+  return plan(checkpoint.config(), Weights::bytes(checkpoint, options_.weights));
 }
 
-MemoryPlan CpuRunner::plan(const model::Config& config, const model::ModelSpec& spec) const {
-  return plan_memory(config, spec, options_, pool_.size(), available_memory());
+MemoryPlan CpuRunner::plan(const model::Config& config, std::uint64_t weight_bytes) const {
+  return plan_memory(config, weight_bytes, options_, pool_.size(), available_memory());
 }
 
 void CpuRunner::load(const model::Checkpoint& checkpoint, Progress& progress) {
   release();
   allocate(checkpoint.config(), plan(checkpoint));
-  weights_ = Weights::load(checkpoint, pool_, progress);
+  weights_ = Weights::load(checkpoint, options_.weights, pool_, progress);
 }
 
 void CpuRunner::load_random(const model::Config& config, std::uint64_t seed, Progress& progress) {
   release();
   const model::ModelSpec spec = model::model_spec(config);
-  allocate(config, plan(config, spec));
+  allocate(config, plan(config, Weights::bytes(spec)));
   weights_ = Weights::random(spec, seed, pool_, progress);
 }
 
@@ -143,9 +141,9 @@ StepResult CpuRunner::logits(const Batch& batch) {
 }
 
 std::uint64_t CpuRunner::bytes_per_step() const {
-  std::uint64_t bytes = matrix_bytes(weights_.head());
+  std::uint64_t bytes = weights_.head().bytes();
   for (const LayerWeights& w : weights_.layers)
-    bytes += matrix_bytes(*w.qkv) + matrix_bytes(*w.o) + matrix_bytes(*w.gate_up) + matrix_bytes(*w.down);
+    bytes += w.qkv->bytes() + w.o->bytes() + w.gate_up->bytes() + w.down->bytes();
   return bytes;
 }
 

@@ -32,9 +32,7 @@ class CpuRunner : public Runner {
   // Instead of load(): a model of this shape with made-up weights, for measurements (Weights::random).
   void load_random(const model::Config& config, std::uint64_t seed, Progress& progress);
 
-  // Bytes of weights that a step reads whatever it holds: all but the embedding, of which few rows are looked up, and
-  // the head once (which is the embedding when tied).
-  std::uint64_t bytes_per_step() const;
+  std::uint64_t bytes_per_step() const override;
 
  private:
   // Values of the step's tokens, a row each.
@@ -49,7 +47,7 @@ class CpuRunner : public Runner {
     FloatBuffer activated;  // [I]
   };
 
-  MemoryPlan plan(const model::Config& config, const model::ModelSpec& spec) const;
+  MemoryPlan plan(const model::Config& config, std::uint64_t weight_bytes) const;
   void release();
   void allocate(const model::Config& config, const MemoryPlan& plan);
   void run_layer(int layer, const Batch& batch, std::span<const std::int32_t> sequence_of);

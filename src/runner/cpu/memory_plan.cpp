@@ -8,7 +8,6 @@
 #include "runner/cpu/context.h"
 #include "runner/cpu/kv_cache.h"
 #include "runner/cpu/sizes.h"
-#include "runner/cpu/weights.h"
 
 namespace glyd::runner::cpu {
 namespace {
@@ -48,7 +47,7 @@ std::int64_t context_of(const model::Config& config, const Options& options) {
   return context;
 }
 
-MemoryPlan plan_memory(const model::Config& config, const model::ModelSpec& spec, const Options& options, int threads,
+MemoryPlan plan_memory(const model::Config& config, std::uint64_t weight_bytes, const Options& options, int threads,
                        std::uint64_t available) {
   const std::int64_t context = context_of(config, options);
   check_range("max_batch_tokens", options.max_batch_tokens, 1, 1 << 20);
@@ -57,7 +56,7 @@ MemoryPlan plan_memory(const model::Config& config, const model::ModelSpec& spec
 
   MemoryPlan plan;
   plan.available = available;
-  plan.weights = Weights::bytes(spec);
+  plan.weights = weight_bytes;
   plan.workspace = workspace_bytes(config, options, threads);
   const std::uint64_t fixed = add(plan.weights, plan.workspace);
   const std::uint64_t block_bytes = KvCache::block_bytes(config, options.activations);

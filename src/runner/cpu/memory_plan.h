@@ -3,7 +3,7 @@
 
 #include <cstdint>
 
-#include "model/weights.h"
+#include "model/config.h"
 #include "runner/runner.h"
 
 namespace glyd::runner::cpu {
@@ -11,11 +11,11 @@ namespace glyd::runner::cpu {
 // options.context, or what the model was configured for when that is 0. Throws Error(Usage) for a value out of range.
 std::int64_t context_of(const model::Config& config, const Options& options);
 
-// Throws Error(Memory) with the numbers, and the context that would fit, when weights, workspace and the KV cache (of
-// options.kv_blocks, else of one sequence of the longest context) are more than `available`. With options.kv_blocks 0
-// the plan takes as many blocks as max_sequences * context needs, or as fit while a sixteenth of `available` stays
-// free.
-MemoryPlan plan_memory(const model::Config& config, const model::ModelSpec& spec, const Options& options, int threads,
+// Throws Error(Memory) with the numbers, and the context that would fit, when `weight_bytes`, workspace and the KV
+// cache (of options.kv_blocks, else of one sequence of the longest context) are more than `available`. With
+// options.kv_blocks 0 the plan takes as many blocks as max_sequences * context needs, or as fit while a sixteenth of
+// `available` stays free.
+MemoryPlan plan_memory(const model::Config& config, std::uint64_t weight_bytes, const Options& options, int threads,
                        std::uint64_t available);
 
 }  // namespace glyd::runner::cpu

@@ -22,9 +22,13 @@ class WeightRows {
   // into `scratch`, which has room for a tile (kRowTile * stride()). Safe from several threads.
   virtual const Bf16* fetch(std::size_t first, std::size_t count, Bf16* scratch) const = 0;
 
+  // What a pass over all rows reads from memory.
+  virtual std::uint64_t bytes() const { return std::uint64_t{rows_} * cols_ * sizeof(Bf16); }
+
  protected:
   WeightRows() = default;
   WeightRows(std::size_t rows, std::size_t cols) : rows_(rows), cols_(cols) {}
+  void set_size(std::size_t rows, std::size_t cols) { rows_ = rows, cols_ = cols; }
 
  private:
   std::size_t rows_ = 0, cols_ = 0;

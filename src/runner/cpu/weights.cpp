@@ -2,8 +2,12 @@
 
 #include <algorithm>
 #include <functional>
+#include <optional>
 #include <random>
 
+#include "codec/pack.h"
+#include "codec/packed_file.h"
+#include "runner/cpu/packed_rows.h"
 #include "runner/cpu/sizes.h"
 
 namespace glyd::runner::cpu {
@@ -15,6 +19,8 @@ constexpr std::uint64_t kChunkBytes = 4 << 20;  // filled by one thread at a tim
 using FillRows =
     std::function<void(const model::MatrixSpec&, std::uint64_t first, std::uint64_t count, std::span<Bf16>)>;
 using FillVector = std::function<void(const model::VectorSpec&, std::span<Bf16>)>;
+// A matrix that is to stay packed, or null for one that is to be plain.
+using MakePacked = std::function<std::unique_ptr<WeightRows>(const model::MatrixSpec&)>;
 
 // Where weights come from, and who fills the memory.
 struct Source {
@@ -22,9 +28,13 @@ struct Source {
   FillVector vector;
   ThreadPool& pool;
   Progress& progress;
+  MakePacked packed = {};
 };
 
 std::unique_ptr<WeightRows> make_matrix(const Source& source, const model::MatrixSpec& spec) {
+  if (source.packed) {
+    if (auto packed = source.packed(spec)) return packed;
+  }
   auto matrix = std::make_unique<PlainMatrix>(spec.rows, spec.cols);
   const std::uint64_t row_bytes = multiply(spec.cols, sizeof(Bf16));
   const std::size_t grain = std::max<std::uint64_t>(1, kChunkBytes / std::max<std::uint64_t>(1, row_bytes));
@@ -103,13 +113,43 @@ std::uint64_t Weights::bytes(const model::ModelSpec& spec) {
   return bytes;
 }
 
-Weights Weights::load(const model::Checkpoint& checkpoint, ThreadPool& pool, Progress& progress) {
-  progress.begin("loading", file_bytes(checkpoint.spec()));
+std::uint64_t Weights::bytes(const model::Checkpoint& checkpoint, WeightFormat format) {
+  std::uint64_t bytes = Weights::bytes(checkpoint.spec());
+  if (format == WeightFormat::Bf16) return bytes;
+  for (const auto* m : model::all_matrices(checkpoint.spec())) {
+    if (const codec::PackedTensor* packed = checkpoint.packed(*m))
+      bytes = bytes - multiply(multiply(m->rows, padded(m->cols)), sizeof(Bf16)) + packed->bytes();
+  }
+  return bytes;
+}
+
+Weights Weights::load(const model::Checkpoint& checkpoint, WeightFormat format, ThreadPool& pool, Progress& progress) {
+  const bool pack_rest = format == WeightFormat::Packed;
+  progress.begin(pack_rest && !checkpoint.manifest() ? "packing" : "loading", file_bytes(checkpoint.spec()));
+  const auto make_packed = [&](const model::MatrixSpec& spec) -> std::unique_ptr<WeightRows> {
+    const codec::PackedTensor* stored = checkpoint.packed(spec);
+    if (stored) {
+      std::vector<std::byte> bytes(stored->bytes());
+      stored->read_packed(bytes);
+      auto rows = std::make_unique<PackedRows>(std::move(bytes), stored->what(), pool);
+      progress.advance(spec.rows * spec.cols * sizeof(Bf16));
+      return rows;
+    }
+    if (!pack_rest) return nullptr;
+    Progress silent;  // pack() reads everything twice
+    const codec::RowSource source = [&](std::uint64_t first, std::uint64_t count, std::span<Bf16> out) {
+      checkpoint.read_rows(spec, first, count, out);
+    };
+    auto bytes = codec::pack({spec.rows, spec.cols}, source, {}, pool, silent);
+    if (!bytes) return nullptr;
+    progress.advance(spec.rows * spec.cols * sizeof(Bf16));
+    return std::make_unique<PackedRows>(std::move(*bytes), spec.name, pool);
+  };
   const Source source{[&](const model::MatrixSpec& m, std::uint64_t first, std::uint64_t count, std::span<Bf16> out) {
                         checkpoint.read_rows(m, first, count, out);
                       },
                       [&](const model::VectorSpec& v, std::span<Bf16> out) { checkpoint.read_vector(v, out); }, pool,
-                      progress};
+                      progress, format == WeightFormat::Bf16 ? MakePacked() : make_packed};
   Weights weights = make_weights(source, checkpoint.spec());
   progress.end();
   return weights;

@@ -10,6 +10,7 @@
 #include "model/checkpoint.h"
 #include "model/weights.h"
 #include "runner/cpu/weight_rows.h"
+#include "runner/runner.h"
 
 namespace glyd::runner::cpu {
 
@@ -26,11 +27,14 @@ struct Weights {
 
   const WeightRows& head() const { return lm_head ? *lm_head : *embed; }
 
-  // Bytes that loading allocates; saturates instead of overflowing.
+  // Bytes that loading allocates: of all weights as bf16, or in a format, where a matrix that has yet to be packed
+  // counts as bf16 (it may not get smaller). Saturates instead of overflowing.
   static std::uint64_t bytes(const model::ModelSpec& spec);
+  static std::uint64_t bytes(const model::Checkpoint& checkpoint, WeightFormat format);
 
-  // Reads everything on all threads of `pool`. Throws Error(Model) or Error(Memory).
-  static Weights load(const model::Checkpoint& checkpoint, ThreadPool& pool, Progress& progress);
+  // Reads everything on all threads of `pool`; what is to be packed and is not yet is packed a matrix at a time.
+  // Throws Error(Model) or Error(Memory).
+  static Weights load(const model::Checkpoint& checkpoint, WeightFormat format, ThreadPool& pool, Progress& progress);
 
   // Weights that look like a trained model's (normal, deviation 0.02; norms 1), for measurements of shapes without
   // files. The same seed gives the same weights.
