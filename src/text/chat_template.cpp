@@ -5,8 +5,8 @@
 #include "base/error.h"
 #include "base/text.h"
 #include "io/file.h"
-#include "text/jinja_eval.h"
-#include "text/jinja_parse.h"
+#include "text/jinja/eval.h"
+#include "text/jinja/parse.h"
 
 namespace glyd::text {
 namespace {

@@ -1,11 +1,11 @@
-#include "text/jinja_parse.h"
+#include "text/jinja/parse.h"
 
 #include <algorithm>
 #include <charconv>
 #include <initializer_list>
 
 #include "base/text.h"
-#include "text/jinja_lexer.h"
+#include "text/jinja/lexer.h"
 
 namespace glyd::text::jinja {
 namespace {

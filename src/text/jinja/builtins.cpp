@@ -1,11 +1,11 @@
-#include "text/jinja_builtins.h"
+#include "text/jinja/builtins.h"
 
 #include <algorithm>
 #include <charconv>
 #include <cmath>
 #include <ctime>
 
-#include "text/jinja_strings.h"
+#include "text/jinja/strings.h"
 
 namespace glyd::text::jinja {
 

@@ -1,10 +1,10 @@
-#include "text/jinja_lexer.h"
+#include "text/jinja/lexer.h"
 
 #include <algorithm>
 #include <cstdint>
 
 #include "base/text.h"
-#include "text/jinja_value.h"
+#include "text/jinja/value.h"
 
 namespace glyd::text::jinja {
 namespace {

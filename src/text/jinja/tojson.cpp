@@ -2,7 +2,7 @@
 
 #include <cmath>
 
-#include "text/jinja_builtins.h"
+#include "text/jinja/builtins.h"
 
 namespace glyd::text::jinja {
 namespace {

@@ -5,13 +5,13 @@
 #include <utility>
 #include <vector>
 
-#include "text/jinja_parse.h"
-#include "text/jinja_value.h"
+#include "text/jinja/parse.h"
+#include "text/jinja/value.h"
 
 namespace glyd::text::jinja {
 
 // What `source` writes when it sees these variables. Throws Error(Model) with the line: raise_exception, a value of a
-// type that an operation does not take, something this interpreter does not know, or a limit of jinja_value.h.
+// type that an operation does not take, something this interpreter does not know, or a limit of value.h.
 StrPtr evaluate(const Template& source, Context& context, const std::vector<std::pair<std::string, Value>>& variables);
 
 }  // namespace glyd::text::jinja

@@ -8,8 +8,8 @@
 #include <utility>
 #include <vector>
 
-#include "text/jinja_builtins.h"
-#include "text/jinja_value.h"
+#include "text/jinja/builtins.h"
+#include "text/jinja/value.h"
 
 namespace glyd::text::jinja {
 
@@ -90,7 +90,7 @@ struct Template {
 };
 
 // Throws Error(Model) with `what` and the line: a syntax error; a tag, filter or test that is not known; more than
-// kMaxSource bytes, or nesting beyond the limits of jinja_value.h.
+// kMaxSource bytes, or nesting beyond the limits of value.h.
 Template parse(std::string_view source, const std::string& what);
 
 // `expr` as a person would name it in a message: "message.content", or what kind of expression it is.

@@ -3,8 +3,8 @@
 
 #include <string_view>
 
-#include "text/jinja_builtins.h"
-#include "text/jinja_value.h"
+#include "text/jinja/builtins.h"
+#include "text/jinja/value.h"
 
 namespace glyd::text::jinja {
 

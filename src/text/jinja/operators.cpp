@@ -1,9 +1,9 @@
-#include "text/jinja_operators.h"
+#include "text/jinja/operators.h"
 
 #include <algorithm>
 #include <cmath>
 
-#include "text/jinja_builtins.h"
+#include "text/jinja/builtins.h"
 
 namespace glyd::text::jinja {
 namespace {

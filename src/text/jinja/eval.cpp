@@ -1,10 +1,10 @@
-#include "text/jinja_eval.h"
+#include "text/jinja/eval.h"
 
 #include <algorithm>
 #include <unordered_map>
 
 #include "base/text.h"
-#include "text/jinja_operators.h"
+#include "text/jinja/operators.h"
 
 namespace glyd::text::jinja {
 

@@ -1,4 +1,4 @@
-#include "text/jinja_strings.h"
+#include "text/jinja/strings.h"
 
 #include <utf8proc.h>
 

@@ -1,1 +1,0 @@
-// A folder that has no sources yet.
