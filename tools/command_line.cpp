@@ -319,11 +319,12 @@ void CommandLine::print_help(const std::string& word) const {
     if (options.empty()) fail(Code::Usage, "--help: no option mentions {}", quote(word));
     return print(options.substr(1));
   }
-  print("usage: " + usage_ + "\n\n" + summary_ + "\n" + options +
-        "\nCounts take k, M and G (1024, its square, its cube). Every option can come from the environment: --top-k "
-        "from\n"
-        "GLYD_TOP_K, and so on; the command line wins. --help WORD shows the options that mention WORD.\n\n" +
-        examples_);
+  print(
+      "usage: " + usage_ + "\n\n" + summary_ + "\n" + options +
+      "\nCounts take k, M and G (1024, its square, its cube). Every option can come from the environment under its\n"
+      "long name in capitals: --threads from GLYD_THREADS; the command line wins. --help WORD shows the options that\n"
+      "mention WORD.\n\n" +
+      examples_);
 }
 
 }  // namespace glyd::tools

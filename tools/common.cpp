@@ -6,6 +6,7 @@
 #include <poll.h>
 #include <signal.h>
 #include <sys/resource.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <atomic>
@@ -103,6 +104,12 @@ void print(std::string_view text) {
 }
 
 bool stdout_is_terminal() { return ::isatty(STDOUT_FILENO) == 1; }
+bool stderr_shows_stdout() {
+  struct stat out {
+  }, err{};
+  return ::isatty(STDERR_FILENO) == 1 || (::fstat(STDOUT_FILENO, &out) == 0 && ::fstat(STDERR_FILENO, &err) == 0 &&
+                                          out.st_dev == err.st_dev && out.st_ino == err.st_ino);
+}
 bool stdin_is_terminal() { return ::isatty(STDIN_FILENO) == 1; }
 
 InterruptScope::InterruptScope() {

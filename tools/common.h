@@ -25,6 +25,7 @@ struct OutputClosed {};
 void print(std::string_view text);
 
 bool stdout_is_terminal();
+bool stderr_shows_stdout();  // a terminal, or the same file or pipe
 bool stdin_is_terminal();
 
 // Ctrl-C. Outside any InterruptScope the first one ends the process with 130. Inside one it is only counted, and the

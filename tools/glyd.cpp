@@ -12,11 +12,6 @@
 
 namespace glyd::tools {
 
-int bench_command(const std::vector<std::string>& args) {
-  if (args.empty()) fail(Code::Usage, "glyd-bench: MODEL is missing");
-  fail(Code::Runtime, "glyd-bench is not part of this build");
-}
-
 namespace {
 
 struct Command {
@@ -28,7 +23,6 @@ struct Command {
 constexpr Command kCommands[] = {
     {"run", "generate text, chat, look into a model", run_command},
     {"pack", "pack a model's weights without loss", pack_command},
-    {"bench", "measure speed", bench_command},
 };
 
 const Command* find_command(const std::string& name) {
@@ -46,7 +40,7 @@ std::string command_list() {
 
 int top_level(const std::vector<std::string>& args) {
   if (args.empty()) {
-    fail(Code::Usage, "no command: run, pack or bench; glyd --help says more");
+    fail(Code::Usage, "no command: run or pack; glyd --help says more");
   }
   if (args[0] == "--help" || args[0] == "-h" || args[0] == "help") {
     print("glyd " GLYD_VERSION ": language models of the Qwen family\n\n" + command_list() +
@@ -57,7 +51,7 @@ int top_level(const std::vector<std::string>& args) {
     print("glyd " GLYD_VERSION "\n");
     return 0;
   }
-  fail(Code::Usage, "unknown command {}: there are run, pack and bench", quote(args[0]));
+  fail(Code::Usage, "unknown command {}: there are run and pack", quote(args[0]));
 }
 
 int dispatch(const std::string& called, std::vector<std::string> args) {

@@ -156,7 +156,7 @@ OrderedJson gather(const std::filesystem::path& dir) {
                       {"exceptions", packed.exceptions}};
   }
   if (checkpoint) {
-    info["weights"] = {{"bytes", checkpoint->weight_bytes()}, {"files", checkpoint->files().size()}};
+    info["weights"] = {{"bytes", checkpoint->stored_bytes()}, {"files", checkpoint->files().size()}};
   } else {
     info["weights"] = nullptr;
   }

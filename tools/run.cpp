@@ -23,9 +23,14 @@ void set_up_log(const RunOptions& o) {
   if (o.log_file) log::set_file(*o.log_file);
 }
 
-// Text that ends in the middle of a terminal's line gets a line end; a file or pipe gets exactly the text.
+// Text that ends in the middle of a terminal's line gets a line end; a file or pipe gets exactly the text. Where stderr
+// goes to the same place, what follows there begins on a line of its own.
 void end_line(const std::string& text) {
-  if (stdout_is_terminal() && !text.ends_with('\n')) print("\n");
+  if (text.empty() || text.ends_with('\n')) return;
+  if (stdout_is_terminal())
+    print("\n");
+  else if (stderr_shows_stdout())
+    log::info("");
 }
 
 void print_ids(const std::vector<text::TokenId>& ids) {

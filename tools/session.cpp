@@ -213,8 +213,8 @@ Answer Session::generate(const std::vector<text::TokenId>& prompt,
 void Session::log_statistics() const {
   const engine::EngineStats& s = engine_->stats();
   log::info("{}: loaded {} in {:.2f} s, memory {} weights + {} KV cache, {} at most", runner_->device_name(),
-            in_bytes(checkpoint_.weight_bytes()), load_seconds_, in_bytes(plan_.weights), in_bytes(plan_.kv_cache),
-            in_bytes(peak_memory()));
+            in_bytes(checkpoint_.stored_bytes()), load_seconds_, in_bytes(runner_->weight_bytes()),
+            in_bytes(plan_.kv_cache), in_bytes(peak_memory()));
   if (s.prompt_tokens > 0 && s.prompt_seconds > 0) {
     log::info("prompt: {} tokens in {:.2f} s, {:.1f} tokens/s", s.prompt_tokens, s.prompt_seconds,
               static_cast<double>(s.prompt_tokens) / s.prompt_seconds);

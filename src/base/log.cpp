@@ -6,6 +6,8 @@
 #include <spdlog/spdlog.h>
 
 #include <atomic>
+#include <cerrno>
+#include <cstdio>
 #include <memory>
 
 #include "base/error.h"
@@ -16,11 +18,16 @@ namespace {
 
 spdlog::level::level_enum to_spdlog(Level level) {
   switch (level) {
-    case Level::Debug: return spdlog::level::debug;
-    case Level::Info: return spdlog::level::info;
-    case Level::Warning: return spdlog::level::warn;
-    case Level::Error: return spdlog::level::err;
-    case Level::Off: break;
+    case Level::Debug:
+      return spdlog::level::debug;
+    case Level::Info:
+      return spdlog::level::info;
+    case Level::Warning:
+      return spdlog::level::warn;
+    case Level::Error:
+      return spdlog::level::err;
+    case Level::Off:
+      break;
   }
   return spdlog::level::off;
 }
@@ -51,7 +58,8 @@ struct Logger {
     logger.flush_on(spdlog::level::debug);
     logger.set_error_handler([](const std::string& what) {
       static std::atomic<bool> said{false};
-      if (!said.exchange(true)) std::fprintf(stderr, "warning: the log cannot be written: %s\n", printable(what).c_str());
+      if (!said.exchange(true))
+        std::fprintf(stderr, "warning: the log cannot be written: %s\n", printable(what).c_str());
     });
   }
 };
@@ -69,6 +77,10 @@ bool enabled(Level level) { return instance().console->should_log(to_spdlog(leve
 
 void set_file(const std::string& path) {
   try {
+    // Opened here first, since the sink would make folders that are missing.
+    std::FILE* file = std::fopen(path.c_str(), "a");
+    if (!file) throw spdlog::spdlog_ex(path, errno);
+    std::fclose(file);
     auto sink = std::make_shared<spdlog::sinks::basic_file_sink_mt>(path);
     sink->set_pattern("%Y-%m-%dT%H:%M:%S.%e %l %v");
     instance().logger.sinks().push_back(std::move(sink));

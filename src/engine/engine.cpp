@@ -38,8 +38,9 @@ void Engine::check_prompt(std::span<const TokenId> prompt) const {
   const auto length = static_cast<std::int64_t>(prompt.size());
   if (length >= options_.context) {
     fail(Code::Usage,
-         "the prompt has {} tokens and the context {}: expected at most {}; shorten it or raise the context", length,
-         options_.context, options_.context - 1);
+         "the prompt has {} tokens, and a context of {} leaves no room for an answer: shorten the prompt or raise the "
+         "context",
+         length, options_.context);
   }
   if (length >= max_length_) {
     fail(Code::Usage,

@@ -39,6 +39,24 @@ void sync_directory(const fs::path& path) {
   ::close(fd);
 }
 
+// Whether replacing the directory loses nothing but a model: it is empty, or holds a packed or a plain model and no
+// folder. A config.json alone is no model: many programs have one.
+bool is_model_directory(const fs::path& path) {
+  bool config = false, weights = false, packed = false;
+  std::error_code error;
+  fs::directory_iterator entry(path, error);
+  if (error) return false;
+  if (entry == fs::directory_iterator()) return true;
+  for (; entry != fs::directory_iterator(); entry.increment(error)) {
+    if (error || entry->symlink_status(error).type() == fs::file_type::directory) return false;
+    const std::string name = entry->path().filename().native();
+    config |= name == "config.json";
+    packed |= name == "glyd.json";
+    weights |= name.ends_with(".safetensors");
+  }
+  return !error && config && (weights || packed);
+}
+
 void check_replaceable(const fs::path& path, bool replace) {
   std::error_code error;
   const fs::file_status status = fs::symlink_status(path, error);
@@ -47,9 +65,10 @@ void check_replaceable(const fs::path& path, bool replace) {
   if (status.type() != fs::file_type::directory) {
     fail(Code::Usage, "{}: exists and is not a directory; remove it or choose another name", shown(path));
   }
-  if (!fs::exists(path / "config.json", error) && !fs::exists(path / "glyd.json", error) &&
-      !(fs::is_empty(path, error) && !error)) {
-    fail(Code::Usage, "{}: --force replaces only model directories, and this one has neither config.json nor glyd.json",
+  if (!is_model_directory(path)) {
+    fail(Code::Usage,
+         "{}: --force replaces only empty and model directories, and this one holds other things; remove it "
+         "or choose another name",
          shown(path));
   }
 }

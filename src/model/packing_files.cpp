@@ -83,7 +83,7 @@ std::vector<std::string> other_files(const fs::path& dir, const std::set<std::st
     if (!weights && io::is_regular_file(it->path())) {
       names.push_back(name);
     } else {
-      log::debug("left out: {}", quote(name));
+      log::info("left out: {}", quote(name));
     }
   }
   if (error) fail(Code::Model, "{}: cannot be listed: {}", printable(dir.native()), error.message());

@@ -49,7 +49,8 @@ void check_tensor(const WeightFiles::Place& place, const io::Digest& found, cons
 void check_other(const std::filesystem::path& path, const Manifest::OtherFile& found,
                  const Manifest::OtherFile& expected) {
   if (found.bytes == expected.bytes && found.sha256 == expected.sha256) return;
-  fail(Code::Model, "{}: does not have the checksum of the original; the file was changed or is damaged",
+  fail(Code::Model,
+       "{}: does not have the checksum of the original: it was changed or is damaged; put the original file back",
        printable(path.native()));
 }
 

@@ -61,8 +61,9 @@ class Runner {
   // the head once (which is the embedding when tied). After load().
   virtual std::uint64_t bytes_per_step() const = 0;
 
-  virtual std::int64_t kv_blocks() const = 0;   // allocated by load()
-  virtual std::string device_name() const = 0;  // for people: "CPU, 8 threads"
+  virtual std::uint64_t weight_bytes() const = 0;  // that load() allocated: at most what plan() said
+  virtual std::int64_t kv_blocks() const = 0;      // allocated by load()
+  virtual std::string device_name() const = 0;     // for people: "CPU, 8 threads"
 };
 
 // The backend that options.device names. Throws Error(Usage) for an unknown one or a GPU this build or machine lacks.

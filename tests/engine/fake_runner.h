@@ -28,6 +28,7 @@ class FakeRunner : public runner::Runner {
   void load(const model::Checkpoint&, Progress&) override {}
   std::int64_t kv_blocks() const override { return static_cast<std::int64_t>(slots_.size()) / runner::kBlockSize; }
   std::uint64_t bytes_per_step() const override { return 0; }
+  std::uint64_t weight_bytes() const override { return 0; }
   std::string device_name() const override { return "fake"; }
   runner::StepResult step(const runner::Batch& batch) override;
 

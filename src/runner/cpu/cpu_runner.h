@@ -33,6 +33,7 @@ class CpuRunner : public Runner {
   void load_random(const model::Config& config, std::uint64_t seed, Progress& progress);
 
   std::uint64_t bytes_per_step() const override;
+  std::uint64_t weight_bytes() const override { return weights_.bytes(); }
 
  private:
   // Values of the step's tokens, a row each.

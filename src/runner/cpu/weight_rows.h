@@ -22,8 +22,7 @@ class WeightRows {
   // into `scratch`, which has room for a tile (kRowTile * stride()). Safe from several threads.
   virtual const Bf16* fetch(std::size_t first, std::size_t count, Bf16* scratch) const = 0;
 
-  // What a pass over all rows reads from memory.
-  virtual std::uint64_t bytes() const { return std::uint64_t{rows_} * cols_ * sizeof(Bf16); }
+  virtual std::uint64_t bytes() const { return std::uint64_t{rows_} * cols_ * sizeof(Bf16); }  // without padding
 
  protected:
   WeightRows() = default;

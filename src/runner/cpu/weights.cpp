@@ -123,6 +123,17 @@ std::uint64_t Weights::bytes(const model::Checkpoint& checkpoint, WeightFormat f
   return bytes;
 }
 
+std::uint64_t Weights::bytes() const {
+  std::uint64_t bytes = final_norm.size() * sizeof(float) + embed->bytes() + (lm_head ? lm_head->bytes() : 0);
+  for (const LayerWeights& w : layers) {
+    bytes += w.qkv->bytes() + w.o->bytes() + w.gate_up->bytes() + w.down->bytes();
+    for (const auto* v :
+         {&w.input_norm, &w.qkv_bias, &w.q_norm, &w.k_norm, &w.o_bias, &w.post_norm, &w.gate_up_bias, &w.down_bias})
+      bytes += v->size() * sizeof(float);
+  }
+  return bytes;
+}
+
 Weights Weights::load(const model::Checkpoint& checkpoint, WeightFormat format, ThreadPool& pool, Progress& progress) {
   const bool pack_rest = format == WeightFormat::Packed;
   progress.begin(pack_rest && !checkpoint.manifest() ? "packing" : "loading", file_bytes(checkpoint.spec()));

@@ -25,6 +25,8 @@ struct Weights {
   std::vector<float> final_norm;
   std::unique_ptr<WeightRows> lm_head;  // null when tied
 
+  std::uint64_t bytes() const;  // in memory
+
   const WeightRows& head() const { return lm_head ? *lm_head : *embed; }
 
   // Bytes that loading allocates: of all weights as bf16, or in a format, where a matrix that has yet to be packed
