@@ -101,7 +101,7 @@ TEST_CASE("add refuses what can never run, with the numbers, and changes nothing
   CHECK_THROWS_WITH(engine.add(greedy({50}, 1)), Contains("50") && Contains("0 to 49"));
   CHECK_THROWS_WITH(engine.add(greedy({1, 2, kPadding}, 1)), Contains("token 2") && Contains("49"));
   CHECK_THROWS_WITH(engine.add(greedy({1}, -1)), Contains("-1"));
-  CHECK_THROWS_WITH(engine.add(greedy(prompt(1, 100), 1)), Contains("100") && Contains("at most 99"));
+  CHECK_THROWS_WITH(engine.add(greedy(prompt(1, 100), 1)), Contains("100") && Contains("no room"));
   CHECK_THROWS_WITH(engine.add(greedy(prompt(1, 33), 1)),
                     Contains("33") && Contains("3 KV blocks") && Contains("are 2"));
   auto bad = greedy({1}, 1);

@@ -95,6 +95,7 @@ TEST_CASE("What is there is replaced only when asked, and only by a whole one", 
   const fs::path out = dir.path() / "out";
   fs::create_directory(out);
   test::write_file(out / "config.json", "old");
+  test::write_file(out / "model.safetensors", "old");
   CHECK_THAT(error_of(Code::Usage, [&] { io::OutputDirectory(out, false); }), Contains("--force"));
   {
     const io::OutputDirectory directory(out, true);
@@ -114,15 +115,23 @@ TEST_CASE("A folder of something else, a file and a link are never replaced", "[
   test::write_file(dir.path() / "home" / "letters.txt", "dear");
   test::write_file(dir.path() / "file", "text");
   fs::create_directory_symlink(dir.path() / "home", dir.path() / "link");
-  for (const char* name : {"home", "file", "link"}) {
+  fs::create_directory(dir.path() / "settings");  // config.json is a common name
+  test::write_file(dir.path() / "settings" / "config.json", "{}");
+  test::write_file(dir.path() / "settings" / "thesis.txt", "long");
+  fs::create_directories(dir.path() / "project" / "src");  // a model, and work beside it
+  for (const char* name : {"config.json", "glyd.json", "model.safetensors"})
+    test::write_file(dir.path() / "project" / name, "{}");
+  for (const char* name : {"home", "file", "link", "settings", "project"}) {
     INFO(name);
     CHECK_THAT(error_of(Code::Usage, [&] { io::OutputDirectory(dir.path() / name, true); }), Contains(name));
   }
   fs::create_directory(dir.path() / "empty");
   io::OutputDirectory directory(dir.path() / "empty", true);
   directory.commit();
-  CHECK(names_in(dir.path()) == std::set<std::string>{"empty", "file", "home", "link"});
+  CHECK(names_in(dir.path()) == std::set<std::string>{"empty", "file", "home", "link", "project", "settings"});
   CHECK(test::read_file(dir.path() / "home" / "letters.txt") == "dear");
+  CHECK(test::read_file(dir.path() / "settings" / "thesis.txt") == "long");
+  CHECK(fs::is_directory(dir.path() / "project" / "src"));
 }
 
 TEST_CASE("A folder that came into being meanwhile is not replaced", "[io][output]") {
