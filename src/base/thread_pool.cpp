@@ -25,12 +25,13 @@ constexpr int kSpins = 4000;
 thread_local bool inside_loop = false;
 thread_local int index_in_pool = 0;
 
-void relax() {
+// One spin, the `i`th of a wait. Now and then the core is offered to others: the thread waited for may be queued on this
+// very core (more threads than cores, other programs), and would then be held up until the spinning ends.
+void spin(int i) {
 #if defined(__x86_64__)
-  _mm_pause();
-#else
-  std::this_thread::yield();
+  if (i % 64 != 63) return _mm_pause();
 #endif
+  std::this_thread::yield();
 }
 
 }  // namespace
@@ -77,7 +78,7 @@ struct ThreadPool::State {
     index_in_pool = index;
     std::uint64_t seen = 0;
     while (true) {
-      for (int i = 0; i < kSpins && generation.load(std::memory_order_acquire) == seen; ++i) relax();
+      for (int i = 0; i < kSpins && generation.load(std::memory_order_acquire) == seen; ++i) spin(i);
       if (generation.load(std::memory_order_acquire) == seen) {
         std::unique_lock lock(mutex);
         wake.wait(lock, [&] { return generation.load(std::memory_order_acquire) != seen; });
@@ -129,13 +130,7 @@ void ThreadPool::parallel_for(std::size_t count, std::size_t grain,
   s.running.store(static_cast<int>(s.workers.size()), std::memory_order_relaxed);
   s.start_generation();
   s.work();
-  for (int spins = 0; s.running.load(std::memory_order_acquire) != 0; ++spins) {
-    if (spins < kSpins) {
-      relax();
-    } else {
-      std::this_thread::yield();  // more threads than cores: let the others finish
-    }
-  }
+  for (int i = 0; s.running.load(std::memory_order_acquire) != 0; i = (i + 1) % 64) spin(i);
   if (s.error) std::rethrow_exception(s.error);
 }
 
