@@ -1,7 +1,8 @@
 // bf16 to fp32, element by element.
 //
 // What binds it: memory, 6 bytes an element and one shift. One element a thread keeps every access of a warp in one or
-// two 128-byte lines; that is enough for a conversion that runs once a tensor. CPU reference: to_float (src/base/bf16.h).
+// two 128-byte lines; that is enough for a conversion that runs once a tensor. CPU reference: to_float
+// (src/base/bf16.h).
 
 #include "cuda/kernels.h"
 

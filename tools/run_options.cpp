@@ -170,6 +170,14 @@ void read_prompt(const Written& w, RunOptions& o) {
     fail(Code::Usage, "--prompt-ids: the prompt is empty; give at least one id");
   if (w.file) o.prompt = drop_last_newline(read_input_file(*w.file, "-f"));
   if (w.prompt) o.prompt = *w.prompt == "-" ? drop_last_newline(read_stdin()) : *w.prompt;
+  if (!o.prompt) return;
+  if (const std::size_t good = valid_utf8_prefix(*o.prompt); good != o.prompt->size()) {
+    fail(Code::Usage, "{}: the prompt is not UTF-8 text: byte {} is 0x{:02x}",
+         w.file             ? "-f " + quote(*w.file)
+         : *w.prompt == "-" ? "stdin"
+                            : "PROMPT",
+         good, static_cast<unsigned char>((*o.prompt)[good]));
+  }
 }
 
 void check_device(const Written& w, RunOptions& o) {
@@ -190,7 +198,8 @@ void check_device(const Written& w, RunOptions& o) {
   }
   if (w.weights == "packed") o.weights = runner::WeightFormat::Packed;
   if (w.weights == "bf16") o.weights = runner::WeightFormat::Bf16;
-  if (!w.check.empty()) fail(Code::Usage, "--check: compares a GPU with the CPU, and this version runs no model on a GPU yet");
+  if (!w.check.empty())
+    fail(Code::Usage, "--check: compares a GPU with the CPU, and this version runs no model on a GPU yet");
 }
 
 }  // namespace

@@ -1,5 +1,6 @@
-// fmt, compiled once: Debian ships it as a shared library or as headers, and compiling the headers' definitions in every
-// file took most of the build's time. The instantiations are those that fmt's headers declare as defined elsewhere.
+// fmt, compiled once: Debian ships it as a shared library or as headers, and compiling the headers' definitions in
+// every file took most of the build's time. The instantiations are those that fmt's headers declare as defined
+// elsewhere.
 
 #include <fmt/format-inl.h>
 

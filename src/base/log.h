@@ -1,5 +1,6 @@
 #pragma once
-// Diagnostics on stderr, and in a file where one was asked for. Text that a person asked for goes to stdout, never here.
+// Diagnostics on stderr, and in a file where one was asked for. Text that a person asked for goes to stdout, never
+// here.
 
 #include <fmt/format.h>
 
@@ -15,8 +16,8 @@ enum class Level { Debug, Info, Warning, Error, Off };
 void set_level(Level level);
 bool enabled(Level level);
 
-// Writes everything, whatever the level, to `path` too (appended). Throws Error(Usage) when it cannot be opened. A write
-// that fails later (full disk) is reported once on stderr and then ignored.
+// Writes everything, whatever the level, to `path` too (appended). Throws Error(Usage) when it cannot be opened. A
+// write that fails later (full disk) is reported once on stderr and then ignored.
 void set_file(const std::string& path);
 
 // One line; control characters in `message` are escaped. Errors are written as "error: ...", warnings "warning: ...".

@@ -59,9 +59,9 @@ void ConsoleProgress::draw(Clock::time_point now) {
   const double rate = static_cast<double>(done_) / std::max(1e-9, seconds(now - start_));
   const auto filled = static_cast<std::size_t>(share * kBarWidth);
   const double left = rate > 0 ? static_cast<double>(total_ - std::min(total_, done_)) / rate : 0.0;
-  const std::string line = fmt::format("\r{} [{}{}] {:3.0f}% {:.0f} MB/s {:.0f} s left\x1b[K", label_,
-                                       std::string(filled, '#'), std::string(kBarWidth - filled, '.'), share * 100,
-                                       rate / 1e6, left);
+  const std::string line =
+      fmt::format("\r{} [{}{}] {:3.0f}% {:.0f} MB/s {:.0f} s left\x1b[K", label_, std::string(filled, '#'),
+                  std::string(kBarWidth - filled, '.'), share * 100, rate / 1e6, left);
   std::fputs(line.c_str(), stderr);
 }
 

@@ -17,10 +17,14 @@ Decoded decode_one(std::string_view s) {
   const unsigned lead = at(0);
   if (lead < 0x80) return {lead, 1, true};
   unsigned low = 0x80, high = 0xBF, more = 0;
-  if (lead >= 0xC2 && lead <= 0xDF) more = 1;
-  else if (lead >= 0xE0 && lead <= 0xEF) more = 2;
-  else if (lead >= 0xF0 && lead <= 0xF4) more = 3;
-  else return {0, 1, false};
+  if (lead >= 0xC2 && lead <= 0xDF)
+    more = 1;
+  else if (lead >= 0xE0 && lead <= 0xEF)
+    more = 2;
+  else if (lead >= 0xF0 && lead <= 0xF4)
+    more = 3;
+  else
+    return {0, 1, false};
   if (lead == 0xE0) low = 0xA0;
   if (lead == 0xED) high = 0x9F;
   if (lead == 0xF0) low = 0x90;

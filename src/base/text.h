@@ -23,7 +23,8 @@ std::string to_valid_utf8(std::string_view s);
 // UTF-8 are written as \n, \xNN or \u{NNNN}.
 std::string printable(std::string_view s);
 
-// printable(s) in single quotes, shortened in the middle to about `max_bytes`: how a name from a file is put in a message.
+// printable(s) in single quotes, shortened in the middle to about `max_bytes`: how a name from a file is put in a
+// message.
 std::string quote(std::string_view s, std::size_t max_bytes = 120);
 
 }  // namespace glyd

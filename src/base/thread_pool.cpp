@@ -25,8 +25,8 @@ constexpr int kSpins = 4000;
 thread_local bool inside_loop = false;
 thread_local int index_in_pool = 0;
 
-// One spin, the `i`th of a wait. Now and then the core is offered to others: the thread waited for may be queued on this
-// very core (more threads than cores, other programs), and would then be held up until the spinning ends.
+// One spin, the `i`th of a wait. Now and then the core is offered to others: the thread waited for may be queued on
+// this very core (more threads than cores, other programs), and would then be held up until the spinning ends.
 void spin(int i) {
 #if defined(__x86_64__)
   if (i % 64 != 63) return _mm_pause();

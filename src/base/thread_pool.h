@@ -1,5 +1,6 @@
 #pragma once
-// A fixed set of threads for data-parallel loops. The split of work never changes a result: callers write disjoint outputs.
+// A fixed set of threads for data-parallel loops. The split of work never changes a result: callers write disjoint
+// outputs.
 
 #include <cstddef>
 #include <functional>
@@ -20,7 +21,8 @@ class ThreadPool {
 
   int size() const;
 
-  // Which thread of its pool's loop the caller is: 0 (the one that started the loop, or any outside loops) .. size() - 1.
+  // Which thread of its pool's loop the caller is: 0 (the one that started the loop, or any outside loops) .. size()
+  // - 1.
   static int thread_index();
 
   // Calls body(begin, end) over disjoint ranges that cover [0, count), each at most `grain` long, on all threads, and

@@ -17,9 +17,9 @@ TEST_CASE("every bf16 pattern survives the way to float and back", "[base]") {
 
 TEST_CASE("float to bf16 rounds to nearest, ties to even", "[base]") {
   CHECK(to_bf16(1.0f).bits == 0x3F80);
-  CHECK(to_bf16(1.0f + 0x1p-8f).bits == 0x3F80);              // a tie, down to even
-  CHECK(to_bf16(1.0f + 3 * 0x1p-8f).bits == 0x3F82);          // a tie, up to even
-  CHECK(to_bf16(1.0f + 0x1p-8f + 0x1p-20f).bits == 0x3F81);   // above the tie
+  CHECK(to_bf16(1.0f + 0x1p-8f).bits == 0x3F80);             // a tie, down to even
+  CHECK(to_bf16(1.0f + 3 * 0x1p-8f).bits == 0x3F82);         // a tie, up to even
+  CHECK(to_bf16(1.0f + 0x1p-8f + 0x1p-20f).bits == 0x3F81);  // above the tie
   CHECK(to_bf16(std::numeric_limits<float>::max()).bits == 0x7F80);
   CHECK(to_bf16(-0.0f).bits == 0x8000);
   CHECK(std::isnan(to_float(to_bf16(std::numeric_limits<float>::quiet_NaN()))));

@@ -14,7 +14,10 @@ TEST_CASE("UTF-8 is checked by Unicode's table of well-formed sequences", "[base
 
 TEST_CASE("malformed UTF-8 becomes U+FFFD once for each maximal subpart", "[base]") {
   CHECK(to_valid_utf8("a\xF0\x9F\x91") == "a\xEF\xBF\xBD");
-  CHECK(to_valid_utf8("\xE2\x82" "b") == "\xEF\xBF\xBD" "b");
+  CHECK(to_valid_utf8("\xE2\x82"
+                      "b") ==
+        "\xEF\xBF\xBD"
+        "b");
   CHECK(to_valid_utf8("\xED\xA0\x80") == "\xEF\xBF\xBD\xEF\xBF\xBD\xEF\xBF\xBD");
   CHECK(to_valid_utf8("\xFF\xFE") == "\xEF\xBF\xBD\xEF\xBF\xBD");
 }

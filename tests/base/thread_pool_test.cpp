@@ -28,7 +28,10 @@ TEST_CASE("a parallel loop covers each index once, for any grain and number of t
 
 TEST_CASE("an exception inside a parallel loop reaches the caller, and the pool goes on", "[base]") {
   ThreadPool pool(3);
-  CHECK_THROWS_AS(pool.parallel_for(100, 1, [](std::size_t i, std::size_t) { if (i == 42) throw std::runtime_error("x"); }),
+  CHECK_THROWS_AS(pool.parallel_for(100, 1,
+                                    [](std::size_t i, std::size_t) {
+                                      if (i == 42) throw std::runtime_error("x");
+                                    }),
                   std::runtime_error);
   std::atomic<int> sum{0};
   pool.parallel_for(10, 1, [&](std::size_t i, std::size_t) { sum += static_cast<int>(i); });
@@ -38,7 +41,8 @@ TEST_CASE("an exception inside a parallel loop reaches the caller, and the pool 
 TEST_CASE("a loop inside a loop runs and ends", "[base]") {
   ThreadPool pool(2);
   std::atomic<int> sum{0};
-  pool.parallel_for(4, 1, [&](std::size_t, std::size_t) { pool.parallel_for(4, 1, [&](std::size_t, std::size_t) { ++sum; }); });
+  pool.parallel_for(
+      4, 1, [&](std::size_t, std::size_t) { pool.parallel_for(4, 1, [&](std::size_t, std::size_t) { ++sum; }); });
   CHECK(sum == 16);
 }
 

@@ -15,19 +15,19 @@ inline bool has_gpu() {
 }
 
 // First line of a GPU test.
-#define GLYD_NEEDS_GPU()                        \
-  do {                                          \
-    if (!glyd::test::has_gpu()) {               \
-      WARN("skipped: no GPU on this machine");  \
-      return;                                   \
-    }                                           \
+#define GLYD_NEEDS_GPU()                       \
+  do {                                         \
+    if (!glyd::test::has_gpu()) {              \
+      WARN("skipped: no GPU on this machine"); \
+      return;                                  \
+    }                                          \
   } while (false)
 
-#define CUDA_REQUIRE(call)                       \
-  do {                                           \
-    const cudaError_t glyd_error = (call);       \
+#define CUDA_REQUIRE(call)                                 \
+  do {                                                     \
+    const cudaError_t glyd_error = (call);                 \
     INFO(#call << ": " << cudaGetErrorString(glyd_error)); \
-    REQUIRE(glyd_error == cudaSuccess);          \
+    REQUIRE(glyd_error == cudaSuccess);                    \
   } while (false)
 
 // `count` elements of device memory, filled with 0xCD so that an element nobody wrote is seen.

@@ -56,7 +56,8 @@ void write_formula_model(const std::filesystem::path& dir, const io::Json& confi
 // The formula's tensor for `name` with `count` elements, as bf16 bytes.
 std::string formula_tensor(const std::string& name, std::uint64_t count);
 
-// A minimal tokenizer.json: the 256 byte symbols in the published order, a few merges, <|endoftext|>, <|im_start|>, <|im_end|>.
+// A minimal tokenizer.json: the 256 byte symbols in the published order, a few merges, <|endoftext|>, <|im_start|>,
+// <|im_end|>.
 std::string tiny_tokenizer_json();
 
 }  // namespace glyd::test

@@ -13,7 +13,7 @@ int device_count(std::string& why) {
   int count = 0;
   const cudaError_t error = cudaGetDeviceCount(&count);
   if (error == cudaSuccess && count > 0) return count;
-  why = error == cudaErrorInsufficientDriver ? "the NVIDIA driver is missing or too old"
+  why = error == cudaErrorInsufficientDriver                 ? "the NVIDIA driver is missing or too old"
         : error == cudaSuccess || error == cudaErrorNoDevice ? "the driver shows no GPU"
                                                              : cudaGetErrorString(error);
   return 0;
