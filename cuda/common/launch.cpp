@@ -1,0 +1,22 @@
+#include "cuda/common/launch.h"
+
+#include <array>
+#include <atomic>
+
+namespace glyd::cuda {
+
+bool has_dependent_launch() {
+  constexpr int kDevices = 64;
+  static std::array<std::atomic<int>, kDevices> known{};  // 0: not asked, 1: no, 2: yes
+  int device = 0;
+  if (cudaGetDevice(&device) != cudaSuccess || device >= kDevices) return false;
+  std::atomic<int>& answer = known[static_cast<std::size_t>(device)];
+  if (answer == 0) {
+    int major = 0;
+    cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device);
+    answer = major >= 9 ? 2 : 1;
+  }
+  return answer == 2;
+}
+
+}  // namespace glyd::cuda

@@ -1,0 +1,50 @@
+#pragma once
+// The one layout in which packed weights lie in GPU memory, for every number of columns and every kernel. It holds the
+// file's units (docs/format.md) unchanged, gathered into blocks of 64 rows x 256 columns: four row tiles, what a warp
+// group takes, with one place in memory and one bulk copy a block.
+//
+//   sign_mantissa  [group of 64 rows][group of 32 columns][tile 0..3][32 lanes][16 bytes]
+//   streams        blocks one after another in the order (group of 64 rows, column block), each 16-byte aligned:
+//                  4 x u16: offset of each tile's unit from the block's start, in 4-byte words; 0: no such tile
+//                  4 x u16: zero
+//                  the units, each as in the file: header word, lane starts, exceptions, bits
+//                  zero words, at least kResidentPad, up to a multiple of 16 bytes
+//   block_offsets  [blocks + 1] u32, 16 bytes each: where a block begins in streams; the last one is their size
+//   table          [512] u32 by the next 9 bits of a stream: exponents in bits 7-14 and 23-30, length in bits 0-4
+//
+// Tiles that pad the last group of 64 rows have no unit, and zeros in sign_mantissa.
+
+#include <cstdint>
+
+#include "codec/packed_matrix.h"
+
+namespace glyd::cuda {
+
+inline constexpr std::uint32_t kGroupTiles = 4;
+inline constexpr std::uint32_t kGroupRows = kGroupTiles * codec::kTileRows;  // 64
+inline constexpr std::uint32_t kBlockHeaderBytes = 16;
+inline constexpr std::uint32_t kResidentPad = 8;  // bytes a decoder may read behind a unit's bits, and before them
+inline constexpr std::uint32_t kTableEntries = 1u << codec::kCodeBits;
+
+// Device pointers; the memory is the owner's.
+struct ResidentMatrix {
+  std::int64_t rows = 0, cols = 0;
+  const std::uint8_t* sign_mantissa = nullptr;
+  const std::uint8_t* streams = nullptr;
+  const std::uint32_t* block_offsets = nullptr;
+  const std::uint32_t* table = nullptr;
+  std::uint32_t max_block_bytes = 0;  // of the largest block
+
+  constexpr codec::UnitGrid grid() const {
+    return {static_cast<std::uint64_t>(rows), static_cast<std::uint64_t>(cols)};
+  }
+  constexpr std::int64_t row_groups() const { return (rows + kGroupRows - 1) / kGroupRows; }
+  constexpr std::int64_t col_blocks() const { return static_cast<std::int64_t>(grid().col_blocks()); }
+  constexpr std::int64_t col_groups() const { return static_cast<std::int64_t>(grid().groups()); }
+  constexpr std::int64_t blocks() const { return row_groups() * col_blocks(); }
+  constexpr std::int64_t sign_mantissa_bytes() const {
+    return row_groups() * col_groups() * kGroupTiles * codec::kGroupBytes;
+  }
+};
+
+}  // namespace glyd::cuda
