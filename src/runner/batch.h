@@ -19,6 +19,8 @@ struct Batch {
       block_tables;             // [sequences * max_blocks] KV blocks of each sequence, in order; -1 behind the end
   std::int32_t max_blocks = 0;  // columns of block_tables
   std::vector<std::int32_t> logits_rows;  // tokens (indices into token_ids) whose logits are wanted, ascending
+  // [logits_rows] 1: of this row only the id with the largest logit is wanted. Empty: logits of all rows.
+  std::vector<std::uint8_t> greedy;
 
   std::int32_t tokens() const { return static_cast<std::int32_t>(token_ids.size()); }
   std::int32_t sequences() const { return static_cast<std::int32_t>(context_lengths.size()); }

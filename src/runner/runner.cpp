@@ -23,6 +23,13 @@ std::unique_ptr<Runner> make_runner(const Options& options) {
   fail(Code::Usage, "--device {}: expected cpu, cuda or cuda:NUMBER", quote(options.device));
 }
 
+std::string default_device() {
+#ifdef GLYD_WITH_CUDA
+  if (!list_cuda_devices().empty()) return "cuda";
+#endif
+  return "cpu";
+}
+
 std::vector<std::string> list_devices() {
   std::vector<std::string> devices{fmt::format("cpu: {}, {:.1f} GB of memory available",
                                                cpu::CpuRunner({}).device_name(),

@@ -55,6 +55,7 @@ inline void validate(const Batch& batch, const BatchLimits& limits) {
              limits.vocab_size - 1);
     }
   }
+  require(batch.greedy.empty() || batch.greedy.size() == batch.logits_rows.size(), "greedy needs one entry a row");
   std::int32_t previous = -1;
   for (const std::int32_t row : batch.logits_rows) {
     require(row > previous && row < batch.tokens(), "logits_rows that are not ascending tokens of it");

@@ -26,6 +26,8 @@ class FakeRunner : public runner::Runner {
 
   runner::MemoryPlan plan(const model::Checkpoint&) const override { return {}; }
   void load(const model::Checkpoint&, Progress&) override {}
+  runner::MemoryPlan plan_random(const model::Config&) const override { return {}; }
+  void load_random(const model::Config&, std::uint64_t, Progress&) override {}
   std::int64_t kv_blocks() const override { return static_cast<std::int64_t>(slots_.size()) / runner::kBlockSize; }
   std::uint64_t bytes_per_step() const override { return 0; }
   std::uint64_t weight_bytes() const override { return 0; }

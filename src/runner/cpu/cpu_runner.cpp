@@ -37,6 +37,10 @@ MemoryPlan CpuRunner::plan(const model::Config& config, std::uint64_t weight_byt
   return plan_memory(config, weight_bytes, options_, pool_.size(), available_memory());
 }
 
+MemoryPlan CpuRunner::plan_random(const model::Config& config) const {
+  return plan(config, Weights::bytes(model::model_spec(config)));
+}
+
 void CpuRunner::load(const model::Checkpoint& checkpoint, Progress& progress) {
   release();
   allocate(checkpoint.config(), plan(checkpoint));
@@ -45,9 +49,8 @@ void CpuRunner::load(const model::Checkpoint& checkpoint, Progress& progress) {
 
 void CpuRunner::load_random(const model::Config& config, std::uint64_t seed, Progress& progress) {
   release();
-  const model::ModelSpec spec = model::model_spec(config);
-  allocate(config, plan(config, Weights::bytes(spec)));
-  weights_ = Weights::random(spec, seed, pool_, progress);
+  allocate(config, plan_random(config));
+  weights_ = Weights::random(model::model_spec(config), seed, pool_, progress);
 }
 
 void CpuRunner::release() {

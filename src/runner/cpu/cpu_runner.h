@@ -25,12 +25,11 @@ class CpuRunner : public Runner {
 
   MemoryPlan plan(const model::Checkpoint& checkpoint) const override;
   void load(const model::Checkpoint& checkpoint, Progress& progress) override;
+  MemoryPlan plan_random(const model::Config& config) const override;
+  void load_random(const model::Config& config, std::uint64_t seed, Progress& progress) override;
   StepResult step(const Batch& batch) override;
   std::int64_t kv_blocks() const override { return kv_blocks_; }
   std::string device_name() const override;
-
-  // Instead of load(): a model of this shape with made-up weights, for measurements (Weights::random).
-  void load_random(const model::Config& config, std::uint64_t seed, Progress& progress);
 
   std::uint64_t bytes_per_step() const override;
   std::uint64_t weight_bytes() const override { return weights_.bytes(); }
