@@ -1,0 +1,434 @@
+#pragma once
+// The product kernel for sm_90a. One body for packed and plain weights, and for both tensor core instructions, since on
+// this chip mma.sync and wgmma accumulate to the same bits as long as the k16 steps come in the same order.
+//
+// What binds it. A step of 64 x 256 packed weights is 22 KB; at the rate at which the chip reads its memory that leaves
+// 18 clocks for 16 x 16 weights, or 71 warp instructions, 35 of them on the integer pipe and 17 wavefronts of shared
+// memory. The decoder takes 4 instructions a weight and lane, 64 a tile. So neither is free, but the way the bytes are
+// asked for matters most: few, large requests.
+//
+// - One thread block a multiprocessor, for the whole launch, with a run of steps of height * 64 rows x 256 columns.
+// - A producer warp fetches, for each step, the blocks of exponent streams and the step's activations by bulk copies into
+//   a ring of stages (full and empty barriers). The weights' copies start before the previous kernel has ended.
+// - Each warp group of 4 warps owns 64 rows, a warp 16. Sign+mantissa bytes (or plain weights) come straight into
+//   registers, two groups of 32 columns ahead, from where the warps before asked for the neighbouring lines.
+// - The table is copied 32 times, a copy a bank.
+// - Up to 16 columns mma.sync is best; from 32 on wgmma, whose activations are read once for 64 rows.
+// - With many columns the accumulators do not fit for all warps: then a block goes through its run in several passes,
+//   each with some of the row groups. The order of a row's additions stays the same.
+//
+// CPU reference: src/runner/cpu/matmul.h (in another order of additions).
+
+#include <cstdint>
+
+#include "cuda/common/launch.h"
+#include "cuda/products/fragments.cuh"
+#include "cuda/products/products.h"
+#include "cuda/products/wgmma.cuh"
+
+namespace glyd::cuda {
+
+template <class Matrix>
+struct MultiplyArguments {
+  Matrix weights;
+  Partition partition;
+  const std::uint8_t* x;
+  float* partials;
+  int tokens;
+  int slot_bytes;  // of a block of streams in a stage; 0: plain weights
+  int stages;
+  int pass_groups;  // row groups of a pass
+};
+
+template <int kColumns>
+inline constexpr int kMaxPassGroups = kColumns <= 16 ? 7 : kColumns == 32 ? 5 : kColumns == 64 ? 4 : 3;
+
+// Where a warp's weights are: the groups of 32 columns of its run, one after another. `advance` walks on by one group;
+// behind the end it stays, so that a load ahead of the end is harmless.
+struct PackedCursor {
+  static constexpr int kAhead = 2;
+  using Raw = uint4;
+
+  const std::uint8_t* at;
+  std::int64_t row_stride;  // from the end of a row group to the same tile of the next step's
+  int groups, group, row_group, height, row_groups;
+
+  __device__ PackedCursor(const ResidentMatrix& m, const Partition& p, int first_row_group, int first_group, int warp,
+                          int lane)
+      : groups(static_cast<int>(m.col_groups())),
+        group(first_group),
+        row_group(first_row_group),
+        height(p.height),
+        row_groups(static_cast<int>(p.row_groups())) {
+    const std::int64_t row_bytes = static_cast<std::int64_t>(groups) * kGroupTiles * codec::kGroupBytes;
+    const int from = row_group < row_groups ? row_group : row_groups - 1;
+    at = m.sign_mantissa + from * row_bytes + (static_cast<std::int64_t>(group) * kGroupTiles + (warp & 3)) * codec::kGroupBytes +
+         lane * 16;
+    row_stride = (height - 1) * row_bytes;
+  }
+  __device__ __forceinline__ Raw load() const { return load_streaming_16(at); }
+  __device__ __forceinline__ void advance() {
+    if (++group < groups) {
+      at += kGroupTiles * codec::kGroupBytes;
+    } else if (row_group + height < row_groups) {
+      at += kGroupTiles * codec::kGroupBytes + row_stride;
+      row_group += height;
+      group = 0;
+    }
+  }
+};
+
+struct PlainCursor {
+  static constexpr int kAhead = 2;
+  struct Raw {
+    uint4 upper, lower;  // rows g and g + 8
+  };
+
+  const std::uint16_t *upper, *lower;
+  const PlainMatrix& m;
+  int groups, group, row_group, height, row_groups, row, column;
+
+  __device__ PlainCursor(const PlainMatrix& matrix, const Partition& p, int first_row_group, int first_group, int warp,
+                         int lane)
+      : m(matrix),
+        groups(static_cast<int>((matrix.cols + codec::kGroupCols - 1) / codec::kGroupCols)),
+        group(first_group),
+        row_group(first_row_group),
+        height(p.height),
+        row_groups(static_cast<int>(p.row_groups())),
+        row((warp & 3) * 16 + (lane >> 2)),
+        column((lane & 3) * 8) {
+    place();
+  }
+  // Rows behind the last one are read as the last one; their results are never used.
+  __device__ __forceinline__ void place() {
+    const std::int64_t first = static_cast<std::int64_t>(row_group) * kGroupRows + row, last = m.rows - 1;
+    const std::int64_t offset = group * static_cast<int>(codec::kGroupCols) + column;
+    upper = m.data + (first < last ? first : last) * m.stride + offset;
+    lower = m.data + (first + 8 < last ? first + 8 : last) * m.stride + offset;
+  }
+  __device__ __forceinline__ Raw load() const { return {load_streaming_16(upper), load_streaming_16(lower)}; }
+  __device__ __forceinline__ void advance() {
+    if (++group < groups) {
+      upper += codec::kGroupCols;
+      lower += codec::kGroupCols;
+    } else if (row_group + height < row_groups) {
+      row_group += height;
+      group = 0;
+      place();
+    }
+  }
+};
+
+// What stands between raw bytes and fragments.
+struct PackedUnit {
+  StreamPair streams;
+  bool there;  // a tile that pads the last row group has no unit
+
+  __device__ __forceinline__ void open(std::uint32_t block, int warp, int lane) {
+    const std::uint32_t offset = load_shared_u16(block + (warp & 3) * 2);
+    there = offset != 0;
+    streams.open(block + (there ? offset * 4 : kBlockHeaderBytes), lane);
+  }
+  __device__ __forceinline__ void fragments(const uint4& raw, int g, int lane, std::uint32_t lane4, Fragments& a) {
+    streams.decode(raw, lane4, a);
+    streams.patch(g, lane, a);
+  }
+};
+struct PlainUnit {
+  __device__ __forceinline__ void open(std::uint32_t, int, int) {}
+  __device__ __forceinline__ void fragments(const PlainCursor::Raw& raw, int, int, std::uint32_t, Fragments& a) {
+    const std::uint32_t upper[4] = {raw.upper.x, raw.upper.y, raw.upper.z, raw.upper.w};
+    const std::uint32_t lower[4] = {raw.lower.x, raw.lower.y, raw.lower.z, raw.lower.w};
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      a[i >> 1][(i & 1) * 2] = upper[i];
+      a[i >> 1][(i & 1) * 2 + 1] = lower[i];
+    }
+  }
+};
+
+template <class Matrix>
+struct Source;
+template <>
+struct Source<ResidentMatrix> {
+  using Cursor = PackedCursor;
+  using Unit = PackedUnit;
+  static constexpr bool kPacked = true;
+};
+template <>
+struct Source<PlainMatrix> {
+  using Cursor = PlainCursor;
+  using Unit = PlainUnit;
+  static constexpr bool kPacked = false;
+};
+
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL) || !defined(__CUDA_ARCH__)
+
+// Acc += A * B of one group: two k16 steps. `x`: shared address of the group's activations.
+template <int kColumns, bool kWarpGroup>
+struct Step;
+
+template <int kColumns>
+struct Step<kColumns, false> {
+  static __device__ __forceinline__ void run(float (&acc)[kColumns / 8][4], const Fragments& a, std::uint32_t x, int lane,
+                                             int) {
+#pragma unroll
+    for (int n = 0; n < kColumns / 8; ++n) {
+      const uint4 b = load_shared_16(x + n * 512 + lane * 16);
+      mma_16816(acc[n], a[0], b.x, b.y);
+      mma_16816(acc[n], a[1], b.z, b.w);
+    }
+  }
+};
+template <int kColumns>
+struct Step<kColumns, true> {
+  static __device__ __forceinline__ void run(float (&acc)[kColumns / 8][4], const Fragments& a, std::uint32_t x, int,
+                                             int fresh) {
+    wgmma_fence();
+    Wgmma<kColumns>::step(acc, a[0], wgmma_descriptor<kColumns>(x), fresh);
+    Wgmma<kColumns>::step(acc, a[1], wgmma_descriptor<kColumns>(x + 32 * kColumns), 1);
+    wgmma_commit();
+  }
+};
+
+template <class Matrix, int kColumns>
+__device__ void produce(const MultiplyArguments<Matrix>& args, std::uint32_t ring, std::uint32_t full, std::uint32_t empty,
+                        std::int64_t begin, std::int64_t end, int lane) {
+  const Partition& p = args.partition;
+  const int blocks = static_cast<int>(p.col_blocks()), row_groups = static_cast<int>(p.row_groups());
+  const int groups = static_cast<int>((p.cols + codec::kGroupCols - 1) / codec::kGroupCols);
+  constexpr std::uint32_t kGroupX = codec::kGroupCols * kColumns * 2;
+  const std::uint32_t stage_bytes = args.pass_groups * args.slot_bytes + codec::kBlockGroups * kGroupX;
+  const int passes = (p.height + args.pass_groups - 1) / args.pass_groups;
+  bool waited = false;
+  std::int64_t filled = 0;
+  let_next_start();
+  const std::int64_t ahead = min(static_cast<std::int64_t>(args.stages), end - begin);
+  for (int pass = 0; pass < passes; ++pass) {
+    for (std::int64_t u = begin; u < end; ++u, ++filled) {
+      const int stage = static_cast<int>(filled % args.stages);
+      const std::int64_t turn = filled / args.stages;
+      const int block = static_cast<int>(u % blocks);
+      const std::uint32_t at = ring + stage * stage_bytes;
+      const std::uint32_t x_bytes = min(groups - block * static_cast<int>(codec::kBlockGroups), static_cast<int>(codec::kBlockGroups)) * kGroupX;
+      std::uint32_t from = 0, bytes = 0;
+      if constexpr (Source<Matrix>::kPacked) {
+        const int group = static_cast<int>(u / blocks) * p.height + pass * args.pass_groups + lane;
+        if (lane < args.pass_groups && pass * args.pass_groups + lane < p.height && group < row_groups) {
+          const std::uint32_t* offset = args.weights.block_offsets + static_cast<std::int64_t>(group) * blocks + block;
+          from = offset[0];
+          bytes = (offset[1] - from) * 16;
+        }
+      }
+      const std::uint32_t all = __reduce_add_sync(0xFFFFFFFF, bytes);
+      if (turn > 0) barrier_wait(empty + 8 * stage, (turn - 1) & 1);
+      if (lane == 0) barrier_expect(full + 8 * stage, all + x_bytes);
+      __syncwarp();
+      if constexpr (Source<Matrix>::kPacked) {
+        if (bytes != 0)
+          bulk_copy(at + lane * args.slot_bytes, args.weights.streams + static_cast<std::int64_t>(from) * 16, bytes,
+                    full + 8 * stage);
+      }
+      // The first stages' weights are on their way before the previous kernel has ended; then come the activations.
+      const auto copy_x = [&](std::int64_t unit, int to, std::uint32_t size) {
+        if (lane == 0)
+          bulk_copy(ring + to * stage_bytes + args.pass_groups * args.slot_bytes,
+                    args.x + (unit % blocks) * (codec::kBlockGroups * kGroupX), size, full + 8 * to);
+      };
+      if (waited) {
+        copy_x(u, stage, x_bytes);
+      } else if (filled + 1 == ahead) {
+        wait_for_previous();
+        waited = true;
+        for (std::int64_t i = 0; i < ahead; ++i) {
+          const int b = static_cast<int>((begin + i) % blocks);
+          copy_x(begin + i, static_cast<int>(i),
+                 min(groups - b * static_cast<int>(codec::kBlockGroups), static_cast<int>(codec::kBlockGroups)) * kGroupX);
+        }
+      }
+    }
+  }
+}
+
+template <class Matrix, int kColumns, bool kWarpGroup>
+__device__ void consume(const MultiplyArguments<Matrix>& args, std::uint32_t ring, std::uint32_t full, std::uint32_t empty,
+                        std::int64_t begin, std::int64_t end, int warp, int lane) {
+  using Cursor = typename Source<Matrix>::Cursor;
+  const Partition& p = args.partition;
+  const int blocks = static_cast<int>(p.col_blocks()), row_groups = static_cast<int>(p.row_groups());
+  const int groups = static_cast<int>((p.cols + codec::kGroupCols - 1) / codec::kGroupCols);
+  constexpr std::uint32_t kGroupX = codec::kGroupCols * kColumns * 2;
+  const std::uint32_t stage_bytes = args.pass_groups * args.slot_bytes + codec::kBlockGroups * kGroupX;
+  const std::uint32_t lane4 = lane * 4;
+  const int passes = (p.height + args.pass_groups - 1) / args.pass_groups;
+  int stage = 0;
+  std::uint32_t parity = 0;
+
+  for (int pass = 0; pass < passes; ++pass) {
+    const int place = pass * args.pass_groups + (warp >> 2);  // of the row group in the step
+    const bool working = place < p.height;
+    int step_row = static_cast<int>(begin / blocks), block = static_cast<int>(begin % blocks);
+    Cursor cursor(args.weights, p, step_row * p.height + place, block * static_cast<int>(codec::kBlockGroups), warp, lane);
+    typename Cursor::Raw raw[Cursor::kAhead];
+#pragma unroll
+    for (int i = 0; i < Cursor::kAhead; ++i) {
+      raw[i] = cursor.load();
+      cursor.advance();
+    }
+    float acc[kColumns / 8][4];
+#pragma unroll
+    for (auto& column : acc) column[0] = column[1] = column[2] = column[3] = 0;
+    int fresh = 0;
+
+    for (std::int64_t u = begin; u < end; ++u) {
+      const int row_group = step_row * p.height + place;
+      const bool valid = working && row_group < row_groups;
+      barrier_wait(full + 8 * stage, parity);
+      if (valid) {
+        const std::uint32_t at = ring + stage * stage_bytes;
+        std::uint32_t x = at + args.pass_groups * args.slot_bytes;
+        typename Source<Matrix>::Unit unit;
+        unit.open(at + (warp >> 2) * args.slot_bytes, warp, lane);
+        const int count = min(groups - block * static_cast<int>(codec::kBlockGroups), static_cast<int>(codec::kBlockGroups));
+        if constexpr (!kWarpGroup) {
+#pragma unroll 1
+          for (int g = 0; g < count; g += Cursor::kAhead) {
+#pragma unroll
+            for (int i = 0; i < Cursor::kAhead; ++i) {
+              if (i > 0 && g + i >= count) break;
+              Fragments a;
+              unit.fragments(raw[i], g + i, lane, lane4, a);
+              raw[i] = cursor.load();
+              cursor.advance();
+              Step<kColumns, false>::run(acc, a, x, lane, 1);
+              x += kGroupX;
+            }
+          }
+        } else {
+          Fragments a[2];
+#pragma unroll 1
+          for (int g = 0; g < count; g += 2) {
+#pragma unroll
+            for (int i = 0; i < 2; ++i) {
+              if (i > 0 && g + i >= count) break;
+              unit.fragments(raw[i], g + i, lane, lane4, a[i]);
+              raw[i] = cursor.load();
+              cursor.advance();
+              Step<kColumns, true>::run(acc, a[i], x, lane, fresh);
+              fresh = 1;
+              x += kGroupX;
+            }
+            wgmma_wait<0>();
+          }
+        }
+      }
+      __syncwarp();
+      if (lane == 0) barrier_arrive(empty + 8 * stage);
+      if (++stage == args.stages) {
+        stage = 0;
+        parity ^= 1;
+      }
+      if (++block == blocks || u + 1 == end) {
+        if (valid) {
+          const std::int64_t stored = p.stored_rows();
+          const std::int64_t split = blockIdx.x - p.cta_of(static_cast<std::int64_t>(step_row) * blocks);
+          float* out = args.partials + split * args.tokens * stored + static_cast<std::int64_t>(row_group) * kGroupRows +
+                       (warp & 3) * 16 + (lane >> 2);
+#pragma unroll
+          for (int n = 0; n < kColumns / 8; ++n) {
+#pragma unroll
+            for (int i = 0; i < 4; ++i) {
+              const int token = n * 8 + (lane & 3) * 2 + (i & 1);
+              if (token < args.tokens) out[token * stored + (i >> 1) * 8] = acc[n][i];
+              acc[n][i] = 0;
+            }
+          }
+        }
+        fresh = 0;
+        block = 0;
+        ++step_row;
+      }
+    }
+  }
+}
+
+#endif
+
+template <class Matrix, int kColumns, bool kWarpGroup>
+__global__ void __launch_bounds__((kMaxPassGroups<kColumns> * 4 + 1) * 32, 1)
+    multiply_kernel(const __grid_constant__ MultiplyArguments<Matrix> args) {
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+  const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31;
+  const int consumers = args.pass_groups * 4;
+  const std::uint32_t bars = shared_address(shared_memory) + (Source<Matrix>::kPacked ? kTableBytes : 0);
+  const std::uint32_t full = bars, empty = bars + 8 * args.stages, ring = bars + 128;
+  if (threadIdx.x == 0) {
+    for (int s = 0; s < args.stages; ++s) {
+      barrier_init(full + 8 * s, 1);
+      barrier_init(empty + 8 * s, consumers);
+    }
+  }
+  barrier_init_done();
+  __syncthreads();
+  const std::int64_t begin = args.partition.first_step(blockIdx.x), end = args.partition.first_step(blockIdx.x + 1);
+  if (begin == end) return;
+  if (warp == consumers) {
+    produce<Matrix, kColumns>(args, ring, full, empty, begin, end, lane);
+    return;
+  }
+  if constexpr (Source<Matrix>::kPacked) {
+    auto* table = reinterpret_cast<std::uint32_t*>(shared_memory);
+    for (int i = warp; i < static_cast<int>(kTableEntries); i += consumers) table[i * 32 + lane] = args.weights.table[i];
+    asm volatile("bar.sync 1, %0;" ::"r"(consumers * 32) : "memory");
+  }
+  consume<Matrix, kColumns, kWarpGroup>(args, ring, full, empty, begin, end, warp, lane);
+#endif
+}
+
+// Sizes and launches one instance.
+template <class Matrix, int kColumns, bool kWarpGroup>
+cudaError_t launch_multiply(const Matrix& weights, const Partition& partition, const Activations& x, int tokens,
+                            float* partials, std::uint32_t slot_bytes, cudaStream_t stream) {
+  constexpr int kMaxStages = 4;
+  constexpr std::uint32_t kShared = 227 * 1024;
+  constexpr std::uint32_t kX = codec::kBlockCols * kColumns * 2;
+  const std::uint32_t fixed = (Source<Matrix>::kPacked ? kTableBytes : 0) + 128;
+  const int most = kMaxPassGroups<kColumns>;
+  int passes = (partition.height + most - 1) / most, groups = 0, stages = 0;
+  for (;; ++passes) {
+    groups = (partition.height + passes - 1) / passes;
+    stages = static_cast<int>((kShared - fixed) / (groups * slot_bytes + kX));
+    if (stages >= 2 || groups == 1) break;
+  }
+  if (stages < 1) return cudaErrorInvalidConfiguration;
+  if (stages > kMaxStages) stages = kMaxStages;
+  const std::size_t shared = fixed + static_cast<std::size_t>(stages) * (groups * slot_bytes + kX);
+  const auto kernel = multiply_kernel<Matrix, kColumns, kWarpGroup>;
+  if (const cudaError_t error =
+          cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(kShared));
+      error != cudaSuccess)
+    return error;
+  const MultiplyArguments<Matrix> args{weights, partition, reinterpret_cast<const std::uint8_t*>(x.data), partials, tokens,
+                                       static_cast<int>(slot_bytes), stages, groups};
+  return launch(kernel, dim3(partition.ctas), dim3((groups * 4 + 1) * 32), shared, stream, args);
+}
+
+template <class Matrix>
+cudaError_t multiply_hopper(const Matrix& weights, const Partition& partition, const Activations& x, int tokens,
+                            float* partials, std::uint32_t slot_bytes, cudaStream_t stream) {
+  const bool group = x.layout == Layout::Wgmma;
+  if (x.columns == 8 && !group)
+    return launch_multiply<Matrix, 8, false>(weights, partition, x, tokens, partials, slot_bytes, stream);
+  if (x.columns == 16 && !group)
+    return launch_multiply<Matrix, 16, false>(weights, partition, x, tokens, partials, slot_bytes, stream);
+  if (x.columns == 32 && group)
+    return launch_multiply<Matrix, 32, true>(weights, partition, x, tokens, partials, slot_bytes, stream);
+  if (x.columns == 64 && group)
+    return launch_multiply<Matrix, 64, true>(weights, partition, x, tokens, partials, slot_bytes, stream);
+  if (x.columns == 128 && group)
+    return launch_multiply<Matrix, 128, true>(weights, partition, x, tokens, partials, slot_bytes, stream);
+  return cudaErrorInvalidValue;
+}
+
+}  // namespace glyd::cuda
