@@ -1,0 +1,154 @@
+#pragma once
+// One unit of the resident layout (16 rows x 256 columns) back to bf16, by one warp. Lane (g, q) = 4 g + q has 8
+// columns of rows g and g + 8 in every group of 32: two bit streams that leave from one bit in opposite directions.
+//
+// The downward stream is read as if it were an upward one in mirrored memory: words in descending order, each with its
+// bits reversed. A window keeps 7 bits that are done with below the next ones, so that the index into the table stands
+// at bits 7-15: times 128, it is the address of an entry that has 32 copies. Shifts take their count modulo 32, so a
+// table entry is its own shift count, and of the sum of entries the low five bits are the place in the window, bit 5
+// says that a word was crossed, and what lies above is of no meaning.
+
+#include <cstdint>
+
+#include "cuda/common/ptx.cuh"
+#include "cuda/packing/resident.h"
+
+namespace glyd::cuda {
+
+inline constexpr std::uint32_t kWindowDone = 7;  // bits of a window below the index
+inline constexpr std::uint32_t kMaxUnitWords = codec::kUnitWeights / 2 * codec::kCodeBits / 32;  // of a unit's bits
+inline constexpr std::uint32_t kPadWords = kResidentPad / 4;
+
+// The decode table in shared memory. With 32 copies, entry by entry, each lane has a bank of its own.
+template <int kCopies>
+class SharedTable {
+  static_assert(kCopies == 1 || kCopies == 32);
+
+ public:
+  static constexpr std::uint32_t kWords = kTableEntries * kCopies;
+
+  // To be called by all `threads` of a block, which then synchronise.
+  static __device__ __forceinline__ void fill(std::uint32_t* shared, const std::uint32_t* table, std::uint32_t thread,
+                                              std::uint32_t threads) {
+    for (std::uint32_t i = thread; i < kWords; i += threads) shared[i] = table[i / kCopies];
+  }
+
+  __device__ __forceinline__ SharedTable(const std::uint32_t* shared, std::uint32_t lane)
+      : base_(reinterpret_cast<const unsigned char*>(shared)), copy_(lane * 4) {}
+
+  __device__ __forceinline__ std::uint32_t operator[](std::uint32_t window) const {
+    const std::uint32_t place = kCopies == 32 ? select_bits(window, copy_, 0xFF80) : window >> 5 & 0x7FC;
+    return *reinterpret_cast<const std::uint32_t*>(base_ + place);
+  }
+
+ private:
+  const unsigned char* base_;
+  std::uint32_t copy_;
+};
+
+// The pairs of one row and lane, in the order of columns. `bits`: `words` words, in shared or global memory, with
+// kPadWords more that may be read on either side.
+template <bool kUp>
+class PairStream {
+ public:
+  __device__ __forceinline__ PairStream(const std::uint32_t* bits, std::uint32_t words, std::uint32_t start) {
+    const std::int32_t place = static_cast<std::int32_t>(kUp ? start : 32 * words - start) - kWindowDone;
+    const std::int32_t word = place >> 5;  // -1 for the first bits
+    next_ = kUp ? bits + word : bits + words - 1 - word;
+    place_ = static_cast<std::uint32_t>(place) & 31;
+    low_ = fetch();
+    high_ = fetch();
+  }
+
+  // The table entries of the next two pairs.
+  template <class Table>
+  __device__ __forceinline__ void next_two(const Table& table, std::uint32_t& first, std::uint32_t& second) {
+    std::uint32_t window = __funnelshift_r(low_, high_, place_);
+    first = table[window];
+    window = __funnelshift_r(window, 0, first);
+    second = table[window];
+    place_ += first + second;
+    if (place_ & 32) {
+      low_ = high_;
+      high_ = fetch();
+      place_ ^= 32;
+    }
+  }
+
+ private:
+  __device__ __forceinline__ std::uint32_t fetch() {
+    const std::uint32_t word = *next_;
+    next_ += kUp ? 1 : -1;
+    return kUp ? word : __brev(word);
+  }
+
+  const std::uint32_t* next_;
+  std::uint32_t low_, high_, place_;
+};
+
+// Where a lane's streams start, for the unit at `unit`.
+__device__ __forceinline__ std::uint32_t lane_start(const std::uint32_t* unit, const codec::UnitHeader& header,
+                                                    std::uint32_t lane) {
+  if (header.wide) return reinterpret_cast<const std::uint16_t*>(unit + 1)[lane];
+  return header.words * lane + header.words / 2 + reinterpret_cast<const std::uint8_t*>(unit + 1)[lane] -
+         codec::kStartBias;
+}
+
+// Two weights of a lane: the exponents of a table entry, with sign and mantissa from the lower (row g) or the upper
+// (row g + 8) half of a word of sign+mantissa bytes. A byte's sign first becomes all of a weight's upper byte.
+template <bool kUpper>
+__device__ __forceinline__ std::uint32_t join_pair(std::uint32_t entry, std::uint32_t bytes) {
+  std::uint32_t spread;
+  if (kUpper) {
+    asm("prmt.b32 %0, %1, 0, 0xB3A2;" : "=r"(spread) : "r"(bytes));
+  } else {
+    asm("prmt.b32 %0, %1, 0, 0x9180;" : "=r"(spread) : "r"(bytes));
+  }
+  return select_bits(entry, spread, 0x7F807F80);
+}
+
+// The next 8 weights of one row: four pairs of its stream joined with a lane's 16 sign+mantissa bytes.
+template <bool kUpper, class Stream, class Table>
+__device__ __forceinline__ uint4 next_eight(Stream& stream, const Table& table, uint4 bytes) {
+  std::uint32_t a, b, c, d;
+  stream.next_two(table, a, b);
+  stream.next_two(table, c, d);
+  return {join_pair<kUpper>(a, bytes.x), join_pair<kUpper>(b, bytes.y), join_pair<kUpper>(c, bytes.z),
+          join_pair<kUpper>(d, bytes.w)};
+}
+
+// Zeros in the place of all but the first `count` of eight weights.
+__device__ __forceinline__ uint4 keep_first(uint4 v, int count) {
+  const auto keep = [count](std::uint32_t pair, int at) {
+    return count >= at + 2 ? pair : count == at + 1 ? pair & 0xFFFF : 0;
+  };
+  return count >= 8 ? v : uint4{keep(v.x, 0), keep(v.y, 2), keep(v.z, 4), keep(v.w, 6)};
+}
+
+// A unit where it lies in the resident layout.
+struct ResidentUnit {
+  const std::uint32_t* words;         // header word, lane starts, exceptions, bits
+  const std::uint8_t* sign_mantissa;  // of the first group; the next ones kGroupTiles * kGroupBytes apart
+  codec::UnitHeader header;
+  std::uint32_t groups;
+
+  __device__ __forceinline__ ResidentUnit(const ResidentMatrix& m, std::uint32_t row_group, std::uint32_t block,
+                                          std::uint32_t tile) {
+    const std::uint32_t col_blocks = static_cast<std::uint32_t>(m.col_blocks());
+    const std::uint64_t at = m.block_offsets[static_cast<std::uint64_t>(row_group) * col_blocks + block];
+    const std::uint8_t* const start = m.streams + at * 16;
+    words = reinterpret_cast<const std::uint32_t*>(start) + reinterpret_cast<const std::uint16_t*>(start)[tile];
+    header = codec::decode_unit_header(*words);
+    groups = m.grid().block_groups(block);
+    sign_mantissa =
+        m.sign_mantissa +
+        ((static_cast<std::uint64_t>(row_group) * m.col_groups() + block * codec::kBlockGroups) * kGroupTiles + tile) *
+            codec::kGroupBytes;
+  }
+  __device__ __forceinline__ const std::uint32_t* exceptions() const {
+    return words + codec::exceptions_offset(header) / 4;
+  }
+  __device__ __forceinline__ const std::uint32_t* bits() const { return words + codec::bits_offset(header) / 4; }
+};
+
+}  // namespace glyd::cuda
