@@ -4,19 +4,22 @@
 //   cpu_decode CONFIG_DIR [threads] [context] [tokens]
 //   cpu_decode models/qwen3-0.6b          all threads, 128 tokens of context, 32 tokens decoded
 
+#include <chrono>
 #include <cstdlib>
 #include <string>
 #include <vector>
 
 #include "base/error.h"
 #include "model/config.h"
-#include "read_bandwidth.h"
 #include "runner/cpu/cpu_runner.h"
+#include "runner/cpu/read_bandwidth.h"
 
 namespace glyd {
 namespace {
 
 constexpr int kRounds = 3;
+
+double seconds() { return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count(); }
 
 // One step of a single sequence: tokens [begin, end), logits of the last.
 runner::Batch step_of(std::int32_t begin, std::int32_t end, std::int32_t max_blocks) {
@@ -50,15 +53,15 @@ int run(const std::string& dir, int threads, std::int32_t context, std::int32_t 
   ThreadPool pool(options.threads);
   double bandwidth = 0, prefill = 0, decode = 0;
   for (int round = 0; round < kRounds; ++round) {
-    bandwidth = std::max(bandwidth, bench::read_bandwidth(pool));
+    bandwidth = std::max(bandwidth, runner::cpu::read_bandwidth(pool));
 
-    double start = bench::seconds();
+    double start = seconds();
     runner.step(step_of(0, context, blocks));
-    prefill = std::max(prefill, context / (bench::seconds() - start));
+    prefill = std::max(prefill, context / (seconds() - start));
 
-    start = bench::seconds();
+    start = seconds();
     for (std::int32_t i = 0; i < tokens; ++i) runner.step(step_of(context + i, context + i + 1, blocks));
-    decode = std::max(decode, tokens / (bench::seconds() - start));
+    decode = std::max(decode, tokens / (seconds() - start));
   }
 
   const double weights = static_cast<double>(runner.bytes_per_step());

@@ -17,12 +17,13 @@ extern __shared__ __align__(1024) unsigned char shared_memory[];
 inline constexpr std::uint32_t kTableBytes = kTableEntries * 32 * 4;
 
 // The decoder of one lane: two bit streams, row g's upwards from the lane's start, row g + 8's downwards from the same
-// place (its words are mirrored when they are fetched, then it is like the other). A window of 64 bits slides over each.
+// place (its words are mirrored when they are fetched, then it is like the other). A window of 64 bits slides over
+// each.
 //
 // The table has 32 copies, one a bank, so an entry's address is index * 128 + lane * 4. The window is held 7 bits below
-// the index: one lop3 then makes the address of it. Funnel shifts take their count modulo 32, so an entry (length in its
-// low 5 bits) is its own shift count, and `position`, the sum of all entries, is the place in the window; the bits from
-// 7 up are junk, and bit 5 says that a word was crossed.
+// the index: one lop3 then makes the address of it. Funnel shifts take their count modulo 32, so an entry (length in
+// its low 5 bits) is its own shift count, and `position`, the sum of all entries, is the place in the window; the bits
+// from 7 up are junk, and bit 5 says that a word was crossed.
 class StreamPair {
  public:
   // `unit`: shared address of a unit; `table`: of the replicated table.

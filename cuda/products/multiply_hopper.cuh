@@ -8,7 +8,8 @@
 // asked for matters most: few, large requests.
 //
 // - One thread block a multiprocessor, for the whole launch, with a run of steps of height * 64 rows x 256 columns.
-// - A producer warp fetches, for each step, the blocks of exponent streams and the step's activations by bulk copies into
+// - A producer warp fetches, for each step, the blocks of exponent streams and the step's activations by bulk copies
+// into
 //   a ring of stages (full and empty barriers). The weights' copies start before the previous kernel has ended.
 // - Each warp group of 4 warps owns 64 rows, a warp 16. Sign+mantissa bytes (or plain weights) come straight into
 //   registers, two groups of 32 columns ahead, from where the warps before asked for the neighbouring lines.
@@ -22,8 +23,8 @@
 #include <cstdint>
 
 #include "cuda/common/launch.h"
-#include "cuda/products/fragments.cuh"
 #include "cuda/products/products.h"
+#include "cuda/products/weights.cuh"
 #include "cuda/products/wgmma.cuh"
 
 namespace glyd::cuda {
@@ -41,127 +42,10 @@ struct MultiplyArguments {
 };
 
 template <int kColumns>
-inline constexpr int kMaxPassGroups = kColumns <= 16 ? 7 : kColumns == 32 ? 5 : kColumns == 64 ? 4 : 3;
-
-// Where a warp's weights are: the groups of 32 columns of its run, one after another. `advance` walks on by one group;
-// behind the end it stays, so that a load ahead of the end is harmless.
-struct PackedCursor {
-  static constexpr int kAhead = 2;
-  using Raw = uint4;
-
-  const std::uint8_t* at;
-  std::int64_t row_stride;  // from the end of a row group to the same tile of the next step's
-  int groups, group, row_group, height, row_groups;
-
-  __device__ PackedCursor(const ResidentMatrix& m, const Partition& p, int first_row_group, int first_group, int warp,
-                          int lane)
-      : groups(static_cast<int>(m.col_groups())),
-        group(first_group),
-        row_group(first_row_group),
-        height(p.height),
-        row_groups(static_cast<int>(p.row_groups())) {
-    const std::int64_t row_bytes = static_cast<std::int64_t>(groups) * kGroupTiles * codec::kGroupBytes;
-    const int from = row_group < row_groups ? row_group : row_groups - 1;
-    at = m.sign_mantissa + from * row_bytes + (static_cast<std::int64_t>(group) * kGroupTiles + (warp & 3)) * codec::kGroupBytes +
-         lane * 16;
-    row_stride = (height - 1) * row_bytes;
-  }
-  __device__ __forceinline__ Raw load() const { return load_streaming_16(at); }
-  __device__ __forceinline__ void advance() {
-    if (++group < groups) {
-      at += kGroupTiles * codec::kGroupBytes;
-    } else if (row_group + height < row_groups) {
-      at += kGroupTiles * codec::kGroupBytes + row_stride;
-      row_group += height;
-      group = 0;
-    }
-  }
-};
-
-struct PlainCursor {
-  static constexpr int kAhead = 2;
-  struct Raw {
-    uint4 upper, lower;  // rows g and g + 8
-  };
-
-  const std::uint16_t *upper, *lower;
-  const PlainMatrix& m;
-  int groups, group, row_group, height, row_groups, row, column;
-
-  __device__ PlainCursor(const PlainMatrix& matrix, const Partition& p, int first_row_group, int first_group, int warp,
-                         int lane)
-      : m(matrix),
-        groups(static_cast<int>((matrix.cols + codec::kGroupCols - 1) / codec::kGroupCols)),
-        group(first_group),
-        row_group(first_row_group),
-        height(p.height),
-        row_groups(static_cast<int>(p.row_groups())),
-        row((warp & 3) * 16 + (lane >> 2)),
-        column((lane & 3) * 8) {
-    place();
-  }
-  // Rows behind the last one are read as the last one; their results are never used.
-  __device__ __forceinline__ void place() {
-    const std::int64_t first = static_cast<std::int64_t>(row_group) * kGroupRows + row, last = m.rows - 1;
-    const std::int64_t offset = group * static_cast<int>(codec::kGroupCols) + column;
-    upper = m.data + (first < last ? first : last) * m.stride + offset;
-    lower = m.data + (first + 8 < last ? first + 8 : last) * m.stride + offset;
-  }
-  __device__ __forceinline__ Raw load() const { return {load_streaming_16(upper), load_streaming_16(lower)}; }
-  __device__ __forceinline__ void advance() {
-    if (++group < groups) {
-      upper += codec::kGroupCols;
-      lower += codec::kGroupCols;
-    } else if (row_group + height < row_groups) {
-      row_group += height;
-      group = 0;
-      place();
-    }
-  }
-};
-
-// What stands between raw bytes and fragments.
-struct PackedUnit {
-  StreamPair streams;
-  bool there;  // a tile that pads the last row group has no unit
-
-  __device__ __forceinline__ void open(std::uint32_t block, int warp, int lane) {
-    const std::uint32_t offset = load_shared_u16(block + (warp & 3) * 2);
-    there = offset != 0;
-    streams.open(block + (there ? offset * 4 : kBlockHeaderBytes), lane);
-  }
-  __device__ __forceinline__ void fragments(const uint4& raw, int g, int lane, std::uint32_t lane4, Fragments& a) {
-    streams.decode(raw, lane4, a);
-    streams.patch(g, lane, a);
-  }
-};
-struct PlainUnit {
-  __device__ __forceinline__ void open(std::uint32_t, int, int) {}
-  __device__ __forceinline__ void fragments(const PlainCursor::Raw& raw, int, int, std::uint32_t, Fragments& a) {
-    const std::uint32_t upper[4] = {raw.upper.x, raw.upper.y, raw.upper.z, raw.upper.w};
-    const std::uint32_t lower[4] = {raw.lower.x, raw.lower.y, raw.lower.z, raw.lower.w};
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      a[i >> 1][(i & 1) * 2] = upper[i];
-      a[i >> 1][(i & 1) * 2 + 1] = lower[i];
-    }
-  }
-};
-
-template <class Matrix>
-struct Source;
-template <>
-struct Source<ResidentMatrix> {
-  using Cursor = PackedCursor;
-  using Unit = PackedUnit;
-  static constexpr bool kPacked = true;
-};
-template <>
-struct Source<PlainMatrix> {
-  using Cursor = PlainCursor;
-  using Unit = PlainUnit;
-  static constexpr bool kPacked = false;
-};
+inline constexpr int kMaxPassGroups = kColumns <= 16   ? 7
+                                      : kColumns == 32 ? 5
+                                      : kColumns == 64 ? 4
+                                                       : 3;
 
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL) || !defined(__CUDA_ARCH__)
 
@@ -171,8 +55,8 @@ struct Step;
 
 template <int kColumns>
 struct Step<kColumns, false> {
-  static __device__ __forceinline__ void run(float (&acc)[kColumns / 8][4], const Fragments& a, std::uint32_t x, int lane,
-                                             int) {
+  static __device__ __forceinline__ void run(float (&acc)[kColumns / 8][4], const Fragments& a, std::uint32_t x,
+                                             int lane, int) {
 #pragma unroll
     for (int n = 0; n < kColumns / 8; ++n) {
       const uint4 b = load_shared_16(x + n * 512 + lane * 16);
@@ -193,8 +77,8 @@ struct Step<kColumns, true> {
 };
 
 template <class Matrix, int kColumns>
-__device__ void produce(const MultiplyArguments<Matrix>& args, std::uint32_t ring, std::uint32_t full, std::uint32_t empty,
-                        std::int64_t begin, std::int64_t end, int lane) {
+__device__ void produce(const MultiplyArguments<Matrix>& args, std::uint32_t ring, std::uint32_t full,
+                        std::uint32_t empty, int begin, int end, int lane) {
   const Partition& p = args.partition;
   const int blocks = static_cast<int>(p.col_blocks()), row_groups = static_cast<int>(p.row_groups());
   const int groups = static_cast<int>((p.cols + codec::kGroupCols - 1) / codec::kGroupCols);
@@ -202,19 +86,18 @@ __device__ void produce(const MultiplyArguments<Matrix>& args, std::uint32_t rin
   const std::uint32_t stage_bytes = args.pass_groups * args.slot_bytes + codec::kBlockGroups * kGroupX;
   const int passes = (p.height + args.pass_groups - 1) / args.pass_groups;
   bool waited = false;
-  std::int64_t filled = 0;
+  int filled = 0;
   let_next_start();
-  const std::int64_t ahead = min(static_cast<std::int64_t>(args.stages), end - begin);
+  const int ahead = min(args.stages, end - begin);
   for (int pass = 0; pass < passes; ++pass) {
-    for (std::int64_t u = begin; u < end; ++u, ++filled) {
-      const int stage = static_cast<int>(filled % args.stages);
-      const std::int64_t turn = filled / args.stages;
-      const int block = static_cast<int>(u % blocks);
+    for (int u = begin; u < end; ++u, ++filled) {
+      const int stage = filled % args.stages, turn = filled / args.stages, block = u % blocks;
       const std::uint32_t at = ring + stage * stage_bytes;
-      const std::uint32_t x_bytes = min(groups - block * static_cast<int>(codec::kBlockGroups), static_cast<int>(codec::kBlockGroups)) * kGroupX;
+      const std::uint32_t x_bytes =
+          min(groups - block * static_cast<int>(codec::kBlockGroups), static_cast<int>(codec::kBlockGroups)) * kGroupX;
       std::uint32_t from = 0, bytes = 0;
       if constexpr (Source<Matrix>::kPacked) {
-        const int group = static_cast<int>(u / blocks) * p.height + pass * args.pass_groups + lane;
+        const int group = u / blocks * p.height + pass * args.pass_groups + lane;
         if (lane < args.pass_groups && pass * args.pass_groups + lane < p.height && group < row_groups) {
           const std::uint32_t* offset = args.weights.block_offsets + static_cast<std::int64_t>(group) * blocks + block;
           from = offset[0];
@@ -231,20 +114,22 @@ __device__ void produce(const MultiplyArguments<Matrix>& args, std::uint32_t rin
                     full + 8 * stage);
       }
       // The first stages' weights are on their way before the previous kernel has ended; then come the activations.
-      const auto copy_x = [&](std::int64_t unit, int to, std::uint32_t size) {
+      const auto copy_x = [&](int unit, int to, std::uint32_t size) {
         if (lane == 0)
           bulk_copy(ring + to * stage_bytes + args.pass_groups * args.slot_bytes,
-                    args.x + (unit % blocks) * (codec::kBlockGroups * kGroupX), size, full + 8 * to);
+                    args.x + static_cast<std::size_t>(unit % blocks) * (codec::kBlockGroups * kGroupX), size,
+                    full + 8 * to);
       };
       if (waited) {
         copy_x(u, stage, x_bytes);
       } else if (filled + 1 == ahead) {
         wait_for_previous();
         waited = true;
-        for (std::int64_t i = 0; i < ahead; ++i) {
-          const int b = static_cast<int>((begin + i) % blocks);
-          copy_x(begin + i, static_cast<int>(i),
-                 min(groups - b * static_cast<int>(codec::kBlockGroups), static_cast<int>(codec::kBlockGroups)) * kGroupX);
+        for (int i = 0; i < ahead; ++i) {
+          const int b = (begin + i) % blocks;
+          copy_x(
+              begin + i, i,
+              min(groups - b * static_cast<int>(codec::kBlockGroups), static_cast<int>(codec::kBlockGroups)) * kGroupX);
         }
       }
     }
@@ -252,8 +137,8 @@ __device__ void produce(const MultiplyArguments<Matrix>& args, std::uint32_t rin
 }
 
 template <class Matrix, int kColumns, bool kWarpGroup>
-__device__ void consume(const MultiplyArguments<Matrix>& args, std::uint32_t ring, std::uint32_t full, std::uint32_t empty,
-                        std::int64_t begin, std::int64_t end, int warp, int lane) {
+__device__ void consume(const MultiplyArguments<Matrix>& args, std::uint32_t ring, std::uint32_t full,
+                        std::uint32_t empty, int begin, int end, int warp, int lane) {
   using Cursor = typename Source<Matrix>::Cursor;
   const Partition& p = args.partition;
   const int blocks = static_cast<int>(p.col_blocks()), row_groups = static_cast<int>(p.row_groups());
@@ -268,8 +153,9 @@ __device__ void consume(const MultiplyArguments<Matrix>& args, std::uint32_t rin
   for (int pass = 0; pass < passes; ++pass) {
     const int place = pass * args.pass_groups + (warp >> 2);  // of the row group in the step
     const bool working = place < p.height;
-    int step_row = static_cast<int>(begin / blocks), block = static_cast<int>(begin % blocks);
-    Cursor cursor(args.weights, p, step_row * p.height + place, block * static_cast<int>(codec::kBlockGroups), warp, lane);
+    int step_row = begin / blocks, block = begin % blocks;
+    Cursor cursor(args.weights, p, step_row * p.height + place, block * static_cast<int>(codec::kBlockGroups), warp,
+                  lane);
     typename Cursor::Raw raw[Cursor::kAhead];
 #pragma unroll
     for (int i = 0; i < Cursor::kAhead; ++i) {
@@ -281,7 +167,7 @@ __device__ void consume(const MultiplyArguments<Matrix>& args, std::uint32_t rin
     for (auto& column : acc) column[0] = column[1] = column[2] = column[3] = 0;
     int fresh = 0;
 
-    for (std::int64_t u = begin; u < end; ++u) {
+    for (int u = begin; u < end; ++u) {
       const int row_group = step_row * p.height + place;
       const bool valid = working && row_group < row_groups;
       barrier_wait(full + 8 * stage, parity);
@@ -290,7 +176,8 @@ __device__ void consume(const MultiplyArguments<Matrix>& args, std::uint32_t rin
         std::uint32_t x = at + args.pass_groups * args.slot_bytes;
         typename Source<Matrix>::Unit unit;
         unit.open(at + (warp >> 2) * args.slot_bytes, warp, lane);
-        const int count = min(groups - block * static_cast<int>(codec::kBlockGroups), static_cast<int>(codec::kBlockGroups));
+        const int count =
+            min(groups - block * static_cast<int>(codec::kBlockGroups), static_cast<int>(codec::kBlockGroups));
         if constexpr (!kWarpGroup) {
 #pragma unroll 1
           for (int g = 0; g < count; g += Cursor::kAhead) {
@@ -330,21 +217,7 @@ __device__ void consume(const MultiplyArguments<Matrix>& args, std::uint32_t rin
         parity ^= 1;
       }
       if (++block == blocks || u + 1 == end) {
-        if (valid) {
-          const std::int64_t stored = p.stored_rows();
-          const std::int64_t split = blockIdx.x - p.cta_of(static_cast<std::int64_t>(step_row) * blocks);
-          float* out = args.partials + split * args.tokens * stored + static_cast<std::int64_t>(row_group) * kGroupRows +
-                       (warp & 3) * 16 + (lane >> 2);
-#pragma unroll
-          for (int n = 0; n < kColumns / 8; ++n) {
-#pragma unroll
-            for (int i = 0; i < 4; ++i) {
-              const int token = n * 8 + (lane & 3) * 2 + (i & 1);
-              if (token < args.tokens) out[token * stored + (i >> 1) * 8] = acc[n][i];
-              acc[n][i] = 0;
-            }
-          }
-        }
+        if (valid) store_partials(p, args.partials, args.tokens, step_row, row_group, warp, lane, acc);
         fresh = 0;
         block = 0;
         ++step_row;
@@ -371,7 +244,8 @@ __global__ void __launch_bounds__((kMaxPassGroups<kColumns> * 4 + 1) * 32, 1)
   }
   barrier_init_done();
   __syncthreads();
-  const std::int64_t begin = args.partition.first_step(blockIdx.x), end = args.partition.first_step(blockIdx.x + 1);
+  const int begin = static_cast<int>(args.partition.first_step(blockIdx.x));
+  const int end = static_cast<int>(args.partition.first_step(blockIdx.x + 1));
   if (begin == end) return;
   if (warp == consumers) {
     produce<Matrix, kColumns>(args, ring, full, empty, begin, end, lane);
@@ -379,7 +253,8 @@ __global__ void __launch_bounds__((kMaxPassGroups<kColumns> * 4 + 1) * 32, 1)
   }
   if constexpr (Source<Matrix>::kPacked) {
     auto* table = reinterpret_cast<std::uint32_t*>(shared_memory);
-    for (int i = warp; i < static_cast<int>(kTableEntries); i += consumers) table[i * 32 + lane] = args.weights.table[i];
+    for (int i = warp; i < static_cast<int>(kTableEntries); i += consumers)
+      table[i * 32 + lane] = args.weights.table[i];
     asm volatile("bar.sync 1, %0;" ::"r"(consumers * 32) : "memory");
   }
   consume<Matrix, kColumns, kWarpGroup>(args, ring, full, empty, begin, end, warp, lane);
@@ -409,8 +284,9 @@ cudaError_t launch_multiply(const Matrix& weights, const Partition& partition, c
           cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(kShared));
       error != cudaSuccess)
     return error;
-  const MultiplyArguments<Matrix> args{weights, partition, reinterpret_cast<const std::uint8_t*>(x.data), partials, tokens,
-                                       static_cast<int>(slot_bytes), stages, groups};
+  const MultiplyArguments<Matrix> args{weights,  partition, reinterpret_cast<const std::uint8_t*>(x.data),
+                                       partials, tokens,    static_cast<int>(slot_bytes),
+                                       stages,   groups};
   return launch(kernel, dim3(partition.ctas), dim3((groups * 4 + 1) * 32), shared, stream, args);
 }
 

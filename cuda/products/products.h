@@ -23,8 +23,8 @@ struct PlainMatrix {
 };
 
 // How a matrix's work is cut. Work comes in steps of `height` groups of 64 rows x 256 columns, in the order (rows,
-// columns); each of `ctas` thread blocks takes an equal run of them. Where a run ends inside a row, the row's sum is cut.
-// The same for every number of columns and for packed and plain weights: the cuts decide the bits of the result.
+// columns); each of `ctas` thread blocks takes an equal run of them. Where a run ends inside a row, the row's sum is
+// cut. The same for every number of columns and for packed and plain weights: the cuts decide the bits of the result.
 struct Partition {
   std::int64_t rows = 0, cols = 0;
   int height = 1;

@@ -1,0 +1,75 @@
+#include "cuda/packing/gather_reference.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "codec/pair_code.h"
+
+namespace glyd::cuda {
+namespace {
+
+std::uint32_t word_at(const std::uint8_t* p) {
+  std::uint32_t w;
+  std::memcpy(&w, p, sizeof(w));
+  return w;
+}
+
+}  // namespace
+
+HostResident gather_reference(std::span<const std::byte> packed, int repeat) {
+  const auto* bytes = reinterpret_cast<const std::uint8_t*>(packed.data());
+  codec::PackedHeader header;
+  std::memcpy(&header, bytes, sizeof(header));
+  const codec::UnitGrid grid{header.rows, header.cols};
+  const codec::SectionOffsets at = codec::section_offsets(grid, header.code_bytes, header.stream_bytes);
+
+  HostResident out;
+  out.rows = static_cast<std::int64_t>(grid.rows) * repeat;
+  out.cols = static_cast<std::int64_t>(grid.cols);
+  out.table = codec::PairCode::parse({bytes + at.code, header.code_bytes}, "matrix").decode_table(codec::kCodeBits);
+
+  const std::uint64_t tiles = grid.row_tiles(), groups = grid.groups(), blocks = grid.col_blocks();
+  const std::uint64_t row_groups = (tiles + kGroupTiles - 1) / kGroupTiles;
+  out.sign_mantissa.assign(row_groups * groups * kGroupTiles * codec::kGroupBytes, 0);
+  std::vector<std::vector<const std::uint8_t*>> units(tiles);
+  const std::uint8_t* unit = bytes + at.streams;
+  for (std::uint64_t tile = 0; tile < tiles; ++tile) {
+    for (std::uint64_t g = 0; g < groups; ++g) {
+      std::memcpy(out.sign_mantissa.data() +
+                      ((tile / kGroupTiles * groups + g) * kGroupTiles + tile % kGroupTiles) * codec::kGroupBytes,
+                  bytes + at.sign_mantissa + (tile * groups + g) * codec::kGroupBytes, codec::kGroupBytes);
+    }
+    for (std::uint64_t block = 0; block < blocks; ++block) {
+      units[tile].push_back(unit);
+      unit += codec::unit_bytes(codec::decode_unit_header(word_at(unit)));
+    }
+  }
+  for (std::uint64_t group = 0; group < row_groups; ++group) {
+    for (std::uint64_t block = 0; block < blocks; ++block) {
+      const std::size_t begin = out.streams.size();
+      out.block_offsets.push_back(static_cast<std::uint32_t>(begin / 16));
+      out.streams.resize(begin + kBlockHeaderBytes, 0);
+      for (std::uint64_t i = 0; i < kGroupTiles && group * kGroupTiles + i < tiles; ++i) {
+        const std::uint8_t* from = units[group * kGroupTiles + i][block];
+        const auto offset = static_cast<std::uint16_t>((out.streams.size() - begin) / 4);
+        std::memcpy(out.streams.data() + begin + 2 * i, &offset, sizeof(offset));
+        out.streams.insert(out.streams.end(), from, from + codec::unit_bytes(codec::decode_unit_header(word_at(from))));
+      }
+      out.streams.resize((out.streams.size() + kResidentPad + 15) / 16 * 16, 0);
+      out.max_block_bytes = std::max(out.max_block_bytes, static_cast<std::uint32_t>(out.streams.size() - begin));
+    }
+  }
+  out.block_offsets.push_back(static_cast<std::uint32_t>(out.streams.size() / 16));
+
+  const std::vector<std::uint8_t> sign_mantissa = out.sign_mantissa, streams = out.streams;
+  const std::vector<std::uint32_t> offsets = out.block_offsets;
+  for (int i = 1; i < repeat; ++i) {
+    out.sign_mantissa.insert(out.sign_mantissa.end(), sign_mantissa.begin(), sign_mantissa.end());
+    out.streams.insert(out.streams.end(), streams.begin(), streams.end());
+    const std::uint32_t base = out.block_offsets.back();
+    for (std::size_t j = 1; j < offsets.size(); ++j) out.block_offsets.push_back(base + offsets[j]);
+  }
+  return out;
+}
+
+}  // namespace glyd::cuda

@@ -1,0 +1,197 @@
+// The product kernel for every chip from sm_80 on: mma.sync and cp.async, no bulk copies, no wgmma.
+//
+// The work is cut as for Hopper (Partition), the k16 steps come in the same order, so on one chip both kernels give the
+// same bits. What differs is how bytes travel. Each warp group of 4 warps copies its own blocks of exponent streams
+// into two buffers of shared memory with cp.async, one block ahead, and meets only itself at a named barrier;
+// activations are few and come from the cache as 16-byte loads. Consumer cards have 2 to 6 times more instructions for
+// each byte of memory than the H200, so decoding is not what binds there; their 99 KB of shared memory are: 64 KB for
+// the table, the rest for the blocks of two or three row groups.
+//
+// CPU reference: src/runner/cpu/matmul.h (in another order of additions).
+
+#include "cuda/common/launch.h"
+#include "cuda/products/weights.cuh"
+
+namespace glyd::cuda {
+namespace {
+
+template <class Matrix>
+struct GenericArguments {
+  Matrix weights;
+  Partition partition;
+  const std::uint8_t* x;
+  float* partials;
+  int tokens;
+  int slot_bytes;   // of a buffer for one block; 0: plain weights
+  int pass_groups;  // row groups of a pass: the thread block has 4 warps for each
+};
+
+template <int kColumns>
+inline constexpr int kMaxGenericGroups = kColumns <= 16   ? 7
+                                         : kColumns <= 64 ? 4
+                                                          : 2;
+
+__device__ __forceinline__ void copy_async_16(std::uint32_t to, const void* from) {
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(from) : "memory");
+}
+__device__ __forceinline__ void copies_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+template <int kPending>
+__device__ __forceinline__ void copies_wait() {
+  asm volatile("cp.async.wait_group %0;" ::"n"(kPending) : "memory");
+}
+
+template <class Matrix, int kColumns>
+__global__ void __launch_bounds__(kMaxGenericGroups<kColumns> * 128, 1)
+    multiply_generic_kernel(const __grid_constant__ GenericArguments<Matrix> args) {
+  using Cursor = typename Source<Matrix>::Cursor;
+  constexpr bool kPacked = Source<Matrix>::kPacked;
+  const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31;
+  const Partition& p = args.partition;
+  const int begin = static_cast<int>(p.first_step(blockIdx.x)), end = static_cast<int>(p.first_step(blockIdx.x + 1));
+  if (begin == end) return;
+  const int blocks = static_cast<int>(p.col_blocks()), row_groups = static_cast<int>(p.row_groups());
+  const int groups = static_cast<int>((p.cols + codec::kGroupCols - 1) / codec::kGroupCols);
+  const int passes = (p.height + args.pass_groups - 1) / args.pass_groups;
+  const std::uint32_t buffers =
+      shared_address(shared_memory) + (kPacked ? kTableBytes : 0) + (warp >> 2) * 2 * args.slot_bytes;
+
+  let_next_start();
+  if constexpr (kPacked) {
+    auto* table = reinterpret_cast<std::uint32_t*>(shared_memory);
+    for (int i = warp; i < static_cast<int>(kTableEntries); i += args.pass_groups * 4)
+      table[i * 32 + lane] = args.weights.table[i];
+    __syncthreads();
+  }
+  wait_for_previous();
+
+  for (int pass = 0; pass < passes; ++pass) {
+    const int place = pass * args.pass_groups + (warp >> 2);
+    if (place >= p.height) continue;
+    int step_row = begin / blocks, block = begin % blocks;
+    // The 4 warps fetch the block of step u into one of their two buffers.
+    const auto fetch = [&](int u) {
+      if constexpr (kPacked) {
+        const std::int64_t group = std::int64_t{u} / blocks * p.height + place;
+        if (u < end && group < row_groups) {
+          const std::uint32_t* offset = args.weights.block_offsets + group * blocks + u % blocks;
+          const std::uint8_t* from = args.weights.streams + static_cast<std::int64_t>(offset[0]) * 16;
+          const std::uint32_t to = buffers + ((u - begin) & 1) * args.slot_bytes;
+          const int pieces = static_cast<int>(offset[1] - offset[0]);
+          for (int i = threadIdx.x & 127; i < pieces; i += 128) copy_async_16(to + i * 16, from + i * 16);
+        }
+        copies_commit();
+      }
+    };
+    const auto meet = [&] {
+      if constexpr (kPacked) asm volatile("bar.sync %0, 128;" ::"r"(1 + (warp >> 2)) : "memory");
+    };
+    fetch(begin);
+    Cursor cursor(args.weights, p, step_row * p.height + place, block * static_cast<int>(codec::kBlockGroups), warp,
+                  lane);
+    typename Cursor::Raw raw[Cursor::kAhead];
+#pragma unroll
+    for (int i = 0; i < Cursor::kAhead; ++i) {
+      raw[i] = cursor.load();
+      cursor.advance();
+    }
+    float acc[kColumns / 8][4];
+#pragma unroll
+    for (auto& column : acc) column[0] = column[1] = column[2] = column[3] = 0;
+
+    for (int u = begin; u < end; ++u) {
+      const int row_group = step_row * p.height + place;
+      const bool valid = row_group < row_groups;
+      fetch(u + 1);
+      if constexpr (kPacked) copies_wait<1>();
+      meet();
+      if (valid) {
+        typename Source<Matrix>::Unit unit;
+        unit.open(buffers + ((u - begin) & 1) * args.slot_bytes, warp, lane);
+        const std::uint8_t* x =
+            args.x + (static_cast<std::int64_t>(block) * codec::kBlockGroups * (kColumns / 8) * 32 + lane) * 16;
+        const int first = block * static_cast<int>(codec::kBlockGroups);
+        const int count = min(groups - first, static_cast<int>(codec::kBlockGroups));
+#pragma unroll 1
+        for (int g = 0; g < count; g += Cursor::kAhead) {
+#pragma unroll
+          for (int i = 0; i < Cursor::kAhead; ++i) {
+            if (i > 0 && g + i >= count) break;
+            Fragments a;
+            unit.fragments(raw[i], g + i, lane, lane * 4, a);
+            raw[i] = cursor.load();
+            cursor.advance();
+#pragma unroll
+            for (int n = 0; n < kColumns / 8; ++n) {
+              const uint4 b = *reinterpret_cast<const uint4*>(x + n * 512);
+              mma_16816(acc[n], a[0], b.x, b.y);
+              mma_16816(acc[n], a[1], b.z, b.w);
+            }
+            x += kColumns * 64;
+          }
+        }
+      }
+      meet();  // the buffer may be filled again
+      if (++block == blocks || u + 1 == end) {
+        if (valid) store_partials(p, args.partials, args.tokens, step_row, row_group, warp, lane, acc);
+        block = 0;
+        ++step_row;
+      }
+    }
+    if constexpr (kPacked) copies_wait<0>();
+  }
+}
+
+template <class Matrix, int kColumns>
+cudaError_t launch_generic(const Matrix& weights, const Partition& partition, const Activations& x, int tokens,
+                           float* partials, int slot_bytes, cudaStream_t stream) {
+  int device = 0, limit = 0;
+  cudaError_t error = cudaGetDevice(&device);
+  if (error == cudaSuccess) error = cudaDeviceGetAttribute(&limit, cudaDevAttrMaxSharedMemoryPerBlockOptin, device);
+  if (error != cudaSuccess) return error;
+  const int table = Source<Matrix>::kPacked ? static_cast<int>(kTableBytes) : 0;
+  int groups = partition.height < kMaxGenericGroups<kColumns> ? partition.height : kMaxGenericGroups<kColumns>;
+  while (groups > 1 && table + groups * 2 * slot_bytes > limit) --groups;
+  const int shared = table + groups * 2 * slot_bytes;
+  if (shared > limit) return cudaErrorInvalidConfiguration;
+  const auto kernel = multiply_generic_kernel<Matrix, kColumns>;
+  error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, limit);
+  if (error != cudaSuccess) return error;
+  const GenericArguments<Matrix> args{
+      weights, partition, reinterpret_cast<const std::uint8_t*>(x.data), partials, tokens, slot_bytes, groups};
+  return launch(kernel, dim3(partition.ctas), dim3(groups * 128), shared, stream, args);
+}
+
+template <class Matrix>
+cudaError_t multiply_generic(const Matrix& weights, const Partition& partition, const Activations& x, int tokens,
+                             float* partials, int slot_bytes, cudaStream_t stream) {
+  if (x.layout != Layout::Mma) return cudaErrorInvalidValue;
+  switch (x.columns) {
+    case 8:
+      return launch_generic<Matrix, 8>(weights, partition, x, tokens, partials, slot_bytes, stream);
+    case 16:
+      return launch_generic<Matrix, 16>(weights, partition, x, tokens, partials, slot_bytes, stream);
+    case 32:
+      return launch_generic<Matrix, 32>(weights, partition, x, tokens, partials, slot_bytes, stream);
+    case 64:
+      return launch_generic<Matrix, 64>(weights, partition, x, tokens, partials, slot_bytes, stream);
+    case 128:
+      return launch_generic<Matrix, 128>(weights, partition, x, tokens, partials, slot_bytes, stream);
+    default:
+      return cudaErrorInvalidValue;
+  }
+}
+
+}  // namespace
+
+cudaError_t multiply_packed_generic(const ResidentMatrix& weights, const Partition& partition, const Activations& x,
+                                    int tokens, float* partials, cudaStream_t stream) {
+  const int slot = static_cast<int>((weights.max_block_bytes + 127) / 128 * 128);
+  return multiply_generic(weights, partition, x, tokens, partials, slot, stream);
+}
+
+cudaError_t multiply_plain_generic(const PlainMatrix& weights, const Partition& partition, const Activations& x,
+                                   int tokens, float* partials, cudaStream_t stream) {
+  return multiply_generic(weights, partition, x, tokens, partials, 0, stream);
+}
+
+}  // namespace glyd::cuda

@@ -1,0 +1,258 @@
+#include "cuda/products/products.h"
+
+#include <cmath>
+#include <cstring>
+#include <random>
+
+#include "base/thread_pool.h"
+#include "codec/pack.h"
+#include "cuda/device.h"
+#include "cuda/packing/gather_reference.h"
+
+using namespace glyd;
+
+namespace {
+
+struct Case {
+  std::int64_t rows, cols;
+};
+
+// A matrix on the device, packed and plain, with special values among Gaussian ones.
+class Matrix {
+ public:
+  Matrix(std::int64_t rows, std::int64_t cols, std::uint64_t seed, bool specials)
+      : rows_(rows), cols_(cols), stride_((cols + 31) / 32 * 32), weights_(static_cast<std::size_t>(rows * cols)) {
+    std::mt19937_64 random(seed);
+    std::normal_distribution<float> normal(0.0f, 0.02f);
+    for (Bf16& w : weights_) w = to_bf16(normal(random));
+    if (specials) {
+      // Rare exponents of all sizes (exceptions of the code), zeros of both signs, denormals.
+      for (int i = 0; i < rows * cols / 50 + 3; ++i) {
+        const std::uint16_t bits[] = {0x4300, 0xC2FF, 0x0000, 0x8000, 0x0001, 0x8123, 0x3F80, 0x1234};
+        weights_[random() % weights_.size()] = Bf16{bits[random() % 8]};
+      }
+    }
+    ThreadPool pool(2);
+    codec::PackOptions options;
+    options.min_saving = -1;
+    const auto packed =
+        codec::pack({static_cast<std::uint64_t>(rows), static_cast<std::uint64_t>(cols)}, weights_, options, pool);
+    host_ = cuda::gather_reference(*packed);
+    sign_mantissa_ = std::make_unique<test::DeviceBuffer<std::uint8_t>>(host_.sign_mantissa);
+    streams_ = std::make_unique<test::DeviceBuffer<std::uint8_t>>(host_.streams);
+    offsets_ = std::make_unique<test::DeviceBuffer<std::uint32_t>>(host_.block_offsets);
+    table_ = std::make_unique<test::DeviceBuffer<std::uint32_t>>(host_.table);
+    std::vector<std::uint16_t> rows_padded(static_cast<std::size_t>(rows * stride_), 0);
+    for (std::int64_t r = 0; r < rows; ++r)
+      std::memcpy(&rows_padded[static_cast<std::size_t>(r * stride_)], &weights_[static_cast<std::size_t>(r * cols)],
+                  static_cast<std::size_t>(cols) * 2);
+    plain_ = std::make_unique<test::DeviceBuffer<std::uint16_t>>(rows_padded);
+  }
+
+  cuda::ResidentMatrix packed() {
+    return {rows_,
+            cols_,
+            sign_mantissa_->data(),
+            streams_->data(),
+            offsets_->data(),
+            table_->data(),
+            host_.max_block_bytes};
+  }
+  cuda::PlainMatrix plain() { return {plain_->data(), rows_, cols_, stride_}; }
+  float weight(std::int64_t r, std::int64_t k) const {
+    return to_float(weights_[static_cast<std::size_t>(r * cols_ + k)]);
+  }
+
+ private:
+  std::int64_t rows_, cols_, stride_;
+  std::vector<Bf16> weights_;
+  cuda::HostResident host_;
+  std::unique_ptr<test::DeviceBuffer<std::uint8_t>> sign_mantissa_, streams_;
+  std::unique_ptr<test::DeviceBuffer<std::uint32_t>> offsets_, table_;
+  std::unique_ptr<test::DeviceBuffer<std::uint16_t>> plain_;
+};
+
+std::vector<Bf16> activations(std::int64_t tokens, std::int64_t cols, std::uint64_t seed) {
+  std::mt19937_64 random(seed);
+  std::normal_distribution<float> normal(0.0f, 1.0f);
+  std::vector<Bf16> x(static_cast<std::size_t>(tokens * cols));
+  for (Bf16& v : x) v = to_bf16(normal(random));
+  return x;
+}
+
+// The image of `tokens` rows of x, made from the description in activations.h; columns without a token hold NaN.
+std::vector<std::uint16_t> image(const std::vector<Bf16>& x, std::int64_t tokens, std::int64_t cols, int columns,
+                                 cuda::Layout layout) {
+  const std::int64_t groups = (cols + 31) / 32;
+  std::vector<std::uint16_t> out(static_cast<std::size_t>(groups * 32 * columns), 0x7FC1);
+  for (std::int64_t n = 0; n < tokens; ++n) {
+    for (std::int64_t k = 0; k < groups * 32; ++k) {
+      const std::int64_t group = k / 32, q = k % 32 / 8, pair = k % 8 / 2, e = k % 2;
+      std::int64_t at = 0;
+      if (layout == cuda::Layout::Mma) {
+        at = ((group * (columns / 8) + n / 8) * 32 + n % 8 * 4 + q) * 8 + k % 8;
+      } else {
+        at = ((group * 4 + pair) * (columns / 8) + n / 8) * 64 + n % 8 * 8 + 2 * q + e;
+      }
+      out[static_cast<std::size_t>(at)] = k < cols ? x[static_cast<std::size_t>(n * cols + k)].bits : 0;
+    }
+  }
+  return out;
+}
+
+// Finished sums [tokens][rows], in the order of the splits.
+std::vector<float> finish(const std::vector<float>& partials, const cuda::Partition& p, std::int64_t tokens) {
+  std::vector<float> out;
+  for (std::int64_t n = 0; n < tokens; ++n) {
+    for (std::int64_t r = 0; r < p.rows; ++r) {
+      const auto at = [&](int s) { return partials[static_cast<std::size_t>((s * tokens + n) * p.stored_rows() + r)]; };
+      float sum = at(0);
+      for (int s = 1; s < p.splits(r / (p.height * 64)); ++s) sum += at(s);
+      out.push_back(sum);
+    }
+  }
+  return out;
+}
+
+template <class Weights>
+std::vector<float> product(cuda::KernelSet set, const Weights& weights, const cuda::Partition& p,
+                           const std::vector<Bf16>& x, int tokens) {
+  const int columns = cuda::activation_columns(tokens);
+  const cuda::Layout layout = cuda::activation_layout(set, tokens);
+  test::DeviceBuffer<std::uint16_t> device_x(image(x, tokens, p.cols, columns, layout));
+  test::DeviceBuffer<float> partials(static_cast<std::size_t>(cuda::max_splits(p) * tokens * p.stored_rows()));
+  CUDA_REQUIRE(
+      cuda::multiply(set, weights, p, {device_x.data(), layout, columns, 0}, tokens, partials.data(), nullptr));
+  CUDA_REQUIRE(cudaDeviceSynchronize());
+  return finish(partials.to_host(), p, tokens);
+}
+
+bool same_bits(const std::vector<float>& a, const std::vector<float>& b) {
+  return a.size() == b.size() && std::memcmp(a.data(), b.data(), a.size() * sizeof(float)) == 0;
+}
+
+std::vector<Bf16> rows_of(const std::vector<Bf16>& x, std::int64_t first, std::int64_t count, std::int64_t cols) {
+  return {x.begin() + first * cols, x.begin() + (first + count) * cols};
+}
+
+int multiprocessors() {
+  int count = 0;
+  CUDA_REQUIRE(cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, 0));
+  return count;
+}
+
+void check_shape(cuda::KernelSet set, std::int64_t rows, std::int64_t cols, bool specials, bool check_values) {
+  INFO("rows " << rows << ", cols " << cols << ", specials " << specials);
+  Matrix matrix(rows, cols, static_cast<std::uint64_t>(rows * 7 + cols), specials);
+  const cuda::Partition p = cuda::make_partition(rows, cols, multiprocessors(), matrix.packed().max_block_bytes);
+  const std::vector<Bf16> x = activations(cuda::kMaxColumns, cols, 3);
+  const std::vector<float> all = product(set, matrix.plain(), p, x, cuda::kMaxColumns);
+  if (check_values) {
+    // Against fp64; the bound is that of adding K terms in fp32, a few units of the sum of magnitudes.
+    std::size_t wrong = 0;
+    for (std::int64_t n = 0; n < cuda::kMaxColumns; n += 9) {
+      for (std::int64_t r = 0; r<rows; r += rows> 2000 ? 61 : 1) {
+        double sum = 0, size = 0;
+        for (std::int64_t k = 0; k < cols; ++k) {
+          const double term = double{matrix.weight(r, k)} * to_float(x[static_cast<std::size_t>(n * cols + k)]);
+          sum += term;
+          size += std::abs(term);
+        }
+        const double error = std::abs(all[static_cast<std::size_t>(n * rows + r)] - sum);
+        wrong += !(error <= 4e-6 * size + 1e-30);
+      }
+    }
+    REQUIRE(wrong == 0);
+  }
+  for (const int tokens : {1, 2, 3, 5, 8, 9, 15, 16, 24, 32, 33, 64, 100, 128}) {
+    INFO("tokens " << tokens);
+    // The last rows of x, so that a token also stands in another column than in the product of all.
+    const std::int64_t first = cuda::kMaxColumns - tokens;
+    const std::vector<Bf16> some = rows_of(x, first, tokens, cols);
+    const std::vector<float> expected(all.begin() + first * rows, all.end());
+    REQUIRE(same_bits(product(set, matrix.plain(), p, some, tokens), expected));
+    REQUIRE(same_bits(product(set, matrix.packed(), p, some, tokens), expected));
+  }
+}
+
+constexpr Case kEdges[] = {{1, 1},     {16, 32},   {17, 33},   {64, 256},  {65, 257},  {100, 31},  {63, 512},
+                           {200, 300}, {448, 992}, {1000, 64}, {130, 700}, {8, 20000}, {5000, 40}, {3, 5000}};
+constexpr Case kModels[] = {{1152, 896},   {896, 896},    {9728, 896},   {896, 4864},   // qwen2.5-0.5b
+                            {4608, 3584},  {3584, 3584},  {3584, 18944},                // qwen2.5-7b
+                            {4096, 1024},  {1024, 2048},  {6144, 1024},  {1024, 3072},  // qwen3-0.6b
+                            {6144, 2560},  {2560, 4096},  {2560, 9728},  {6144, 4096},  // qwen3-4b, 8b
+                            {4096, 4096},  {4096, 12288}, {7168, 5120},  {5120, 5120},  // 8b, 14b
+                            {5120, 17408}, {10240, 5120}, {5120, 8192},  {5120, 25600},
+                            {10240, 8192}};  // 14b, 32b, 72b
+
+}  // namespace
+
+TEST_CASE("a product is right, and the same bits packed, plain, at every number of columns", "[cuda][gpu][products]") {
+  GLYD_NEEDS_GPU();
+  for (const cuda::KernelSet set : {cuda::KernelSet::Hopper, cuda::KernelSet::Generic}) {
+    INFO("kernel set " << static_cast<int>(set));
+    for (const auto& [rows, cols] : kEdges) {
+      check_shape(set, rows, cols, false, true);
+      check_shape(set, rows, cols, true, true);
+    }
+  }
+}
+
+TEST_CASE("the matrices of the published models multiply the same packed and plain", "[cuda][gpu][products][models]") {
+  GLYD_NEEDS_GPU();
+  for (const auto& [rows, cols] : kModels)
+    check_shape(cuda::KernelSet::Hopper, rows, cols, true, rows * cols < 5'000'000);
+  for (const auto& [rows, cols] : {Case{9728, 896}, Case{3584, 3584}})
+    check_shape(cuda::KernelSet::Generic, rows, cols, true, false);
+}
+
+TEST_CASE("both kernel sets give the same bits", "[cuda][gpu][products]") {
+  GLYD_NEEDS_GPU();
+  Matrix matrix(2000, 2048, 11, true);
+  const cuda::Partition p = cuda::make_partition(2000, 2048, multiprocessors(), matrix.packed().max_block_bytes);
+  const std::vector<Bf16> x = activations(32, 2048, 5);
+  REQUIRE(same_bits(product(cuda::KernelSet::Hopper, matrix.packed(), p, x, 32),
+                    product(cuda::KernelSet::Generic, matrix.packed(), p, x, 32)));
+}
+
+TEST_CASE("infinities and NaNs among the weights come out as infinities and NaNs", "[cuda][gpu][products]") {
+  GLYD_NEEDS_GPU();
+  // Row r of a matrix of ones has a special at column r: +inf, -inf, NaN.
+  const std::int64_t rows = 96, cols = 256;
+  std::vector<Bf16> weights(static_cast<std::size_t>(rows * cols), to_bf16(1.0f));
+  const std::uint16_t specials[3] = {0x7F80, 0xFF80, 0x7FA5};
+  for (std::int64_t r = 0; r < rows; ++r) weights[static_cast<std::size_t>(r * cols + r)] = Bf16{specials[r % 3]};
+  ThreadPool pool(1);
+  codec::PackOptions options;
+  options.min_saving = -1;
+  const auto packed = codec::pack({96, 256}, weights, options, pool);
+  const cuda::HostResident host = cuda::gather_reference(*packed);
+  test::DeviceBuffer<std::uint8_t> sign_mantissa(host.sign_mantissa), streams(host.streams);
+  test::DeviceBuffer<std::uint32_t> offsets(host.block_offsets), table(host.table);
+  const cuda::ResidentMatrix matrix{rows,           cols,         sign_mantissa.data(), streams.data(),
+                                    offsets.data(), table.data(), host.max_block_bytes};
+  const cuda::Partition p = cuda::make_partition(rows, cols, multiprocessors(), host.max_block_bytes);
+  for (const int tokens : {1, 32}) {
+    const std::vector<Bf16> x(static_cast<std::size_t>(tokens * cols), to_bf16(2.0f));
+    const std::vector<float> y = product(cuda::KernelSet::Hopper, matrix, p, x, tokens);
+    for (std::int64_t r = 0; r < rows; ++r) {
+      const float v = y[static_cast<std::size_t>(r)];
+      REQUIRE((r % 3 == 2 ? std::isnan(v) : std::isinf(v) && (v > 0) == (r % 3 == 0)));
+    }
+  }
+}
+
+TEST_CASE("a partition covers every step once, in order", "[cuda]") {
+  for (const auto& [rows, cols] : kModels) {
+    const cuda::Partition p = cuda::make_partition(rows, cols, 132, 6000);
+    REQUIRE(p.first_step(0) == 0);
+    REQUIRE(p.first_step(p.ctas) == p.steps());
+    for (std::int64_t cta = 0; cta < p.ctas; ++cta) {
+      REQUIRE(p.first_step(cta) < p.first_step(cta + 1));
+      REQUIRE(p.cta_of(p.first_step(cta)) == cta);
+      REQUIRE(p.cta_of(p.first_step(cta + 1) - 1) == cta);
+    }
+    const std::vector<std::uint8_t> counts = cuda::split_counts(p);
+    REQUIRE(static_cast<std::int64_t>(counts.size()) == p.steps_down());
+  }
+}
