@@ -104,15 +104,22 @@ std::vector<Output> Engine::step() {
   for (const Scheduled& s : scheduled) {
     if (!s.sequence->decoding()) prompt_tokens += s.tokens;
   }
-  std::vector<float> logits = run(scheduled);
+  runner::Batch batch = make_batch(scheduled);
+  if (!options_.on_logits) mark_greedy(scheduled, batch);
+  runner::StepResult result = run(scheduled, batch);
 
   const auto vocab = static_cast<std::size_t>(vocab_size());
-  std::size_t row = 0;
+  std::size_t row = 0, logits_row = 0;
   std::vector<Output> outputs;
   for (const Scheduled& s : scheduled) {
     Sequence& sequence = *s.sequence;
     if (sequence.computed < sequence.length()) continue;  // a chunk of its prompt, no logits asked for
-    Output output = next_output(sequence, std::span(logits).subspan(row++ * vocab, vocab));
+    const std::int32_t chosen = result.ids.empty() ? runner::kNoId : result.ids[row];
+    std::span<float> logits;
+    if (chosen == runner::kNoId) logits = std::span(result.logits).subspan(logits_row++ * vocab, vocab);
+    ++row;
+    if (options_.on_logits) options_.on_logits(sequence.id, logits);
+    Output output = next_output(sequence, chosen, logits);
     if (output.token) {
       sequence.output.push_back(*output.token);
       ++generated;
@@ -135,12 +142,13 @@ std::vector<Output> Engine::step() {
   return outputs;
 }
 
-// Samples; whatever goes wrong with one row is the end of its sequence alone.
-Output Engine::next_output(Sequence& sequence, std::span<float> logits) const {
+// The id that the runner chose, or samples; whatever goes wrong with one row is the end of its sequence alone.
+Output Engine::next_output(const Sequence& sequence, std::int32_t chosen, std::span<float> logits) const {
   const Request& request = sequence.request;
   try {
-    const TokenId token =
-        sampler_.sample(logits, request.sampling, request.prompt, sequence.output, std::ssize(sequence.output));
+    const TokenId token = chosen == runner::kNoId ? sampler_.sample(logits, request.sampling, request.prompt,
+                                                                    sequence.output, std::ssize(sequence.output))
+                                                  : chosen_token(sequence, chosen);
     if (std::ranges::find(request.stop_ids, token) != request.stop_ids.end()) {
       return {sequence.id, std::nullopt, FinishReason::Stop, {}};
     }
@@ -150,18 +158,52 @@ Output Engine::next_output(Sequence& sequence, std::span<float> logits) const {
   }
 }
 
-// Takes the step and counts its tokens as computed. Returns one row of logits for each sequence whose tokens have now
-// all run, in the order of `scheduled`. Nothing changes when the runner throws.
-std::vector<float> Engine::run(const std::vector<Scheduled>& scheduled) {
-  const runner::Batch batch = make_batch(scheduled);
+TokenId Engine::chosen_token(const Sequence& sequence, std::int32_t chosen) const {
+  const std::int64_t step = std::ssize(sequence.output);
+  if (chosen == runner::kNotFinite) {
+    fail(Code::Runtime,
+         "step {}: a logit is NaN or infinite, expected finite numbers: the weights are damaged or the numbers "
+         "overflowed",
+         step);
+  }
+  if (chosen == runner::kAllMasked) {
+    fail(Code::Runtime, "step {}: the logits of all {} tokens are -inf or masked, expected at least one finite number",
+         step, vocab_size());
+  }
+  if (chosen < 0 || chosen >= vocab_size() || !options_.allowed[static_cast<std::size_t>(chosen)]) {
+    fail(Code::Runtime, "step {}: {} chose id {}, which has no token", step, runner_.device_name(), chosen);
+  }
+  return chosen;
+}
+
+// Asks for ids in place of logits where a sequence takes the largest logit anyway.
+void Engine::mark_greedy(const std::vector<Scheduled>& scheduled, runner::Batch& batch) const {
+  for (const auto& [sequence, tokens] : scheduled) {
+    if (sequence->computed + tokens == sequence->length())
+      batch.greedy.push_back(takes_largest(sequence->request.sampling) ? 1 : 0);
+  }
+  if (std::ranges::find(batch.greedy, 1) == batch.greedy.end()) batch.greedy.clear();
+}
+
+// Takes the step and counts its tokens as computed. The result has an id or a row of logits for each sequence whose
+// tokens have now all run, in the order of `scheduled`. Nothing changes when the runner throws.
+runner::StepResult Engine::run(const std::vector<Scheduled>& scheduled, const runner::Batch& batch) {
+  if (options_.on_batch) options_.on_batch(batch);
   runner::StepResult result = runner_.step(batch);
-  const std::size_t expected = batch.logits_rows.size() * options_.allowed.size();
-  if (result.logits.size() != expected) {
+  std::size_t rows = batch.logits_rows.size();
+  if (!result.ids.empty()) {
+    bool fits = result.ids.size() == rows;
+    for (std::size_t i = 0; fits && i < rows; ++i)
+      fits = result.ids[i] == runner::kNoId || (!batch.greedy.empty() && batch.greedy[i] != 0);
+    if (!fits) fail(Code::Runtime, "{} returned ids for rows that asked for logits", runner_.device_name());
+    rows = static_cast<std::size_t>(std::ranges::count(result.ids, runner::kNoId));
+  }
+  if (result.logits.size() != rows * options_.allowed.size()) {
     fail(Code::Runtime, "{} returned {} logits for {} rows of {}: the model and the vocabulary do not belong together",
-         runner_.device_name(), result.logits.size(), batch.logits_rows.size(), options_.allowed.size());
+         runner_.device_name(), result.logits.size(), rows, options_.allowed.size());
   }
   for (const Scheduled& s : scheduled) s.sequence->computed += s.tokens;
-  return std::move(result.logits);
+  return result;
 }
 
 runner::Batch Engine::make_batch(const std::vector<Scheduled>& scheduled) const {
@@ -204,7 +246,10 @@ std::vector<float> Engine::next_logits(std::span<const TokenId> prompt) {
   blocks_.reserve(sequence, sequence.length());
 
   std::vector<float> logits;
-  while (sequence.computed < sequence.length()) logits = run({{&sequence, scheduler_.next_tokens(sequence)}});
+  while (sequence.computed < sequence.length()) {
+    const std::vector<Scheduled> chunk = {{&sequence, scheduler_.next_tokens(sequence)}};
+    logits = run(chunk, make_batch(chunk)).logits;
+  }
   sampler_.mask(logits, 0);
   return logits;
 }

@@ -2,6 +2,7 @@
 // The loop that glyd-run, glyd-bench and later glyd-serve and glyd-eval share: requests in, tokens out.
 
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <memory>
 #include <optional>
@@ -20,7 +21,13 @@ namespace glyd::engine {
 struct EngineOptions {
   SchedulerOptions scheduler;  // at most the step sizes that the runner was made for
   std::int64_t context = 0;    // longest sequence, prompt and output, in tokens
-  std::vector<bool> allowed;   // [vocab_size] ids with a token: the others are refused in prompts and never sampled
+  std::vector<bool> allowed;   // [vocab_size] ids with a token: the others are refused in prompts and never sampled;
+                               // the runner's own choice (runner::Options::allowed) is to be among the same
+  // For those who measure or compare. Sees every batch before it runs:
+  std::function<void(const runner::Batch&)> on_batch = {};
+  // Receives the logits of every row that a token is made from, as the runner gave them. While it is set, the runner is
+  // asked for logits where it could choose ids itself.
+  std::function<void(SequenceId, std::span<const float>)> on_logits = {};
 };
 
 // One token made by step(), or the end of a sequence.
@@ -68,9 +75,11 @@ class Engine {
  private:
   void check_prompt(std::span<const text::TokenId> prompt) const;
   runner::Batch make_batch(const std::vector<Scheduled>& scheduled) const;
-  std::vector<float> run(const std::vector<Scheduled>& scheduled);
+  void mark_greedy(const std::vector<Scheduled>& scheduled, runner::Batch& batch) const;
+  runner::StepResult run(const std::vector<Scheduled>& scheduled, const runner::Batch& batch);
   std::vector<Output> end_empty_requests();
-  Output next_output(Sequence& sequence, std::span<float> logits) const;
+  Output next_output(const Sequence& sequence, std::int32_t chosen, std::span<float> logits) const;
+  text::TokenId chosen_token(const Sequence& sequence, std::int32_t chosen) const;
   void end(Sequence& sequence);
 
   std::int64_t vocab_size() const { return static_cast<std::int64_t>(options_.allowed.size()); }

@@ -7,6 +7,7 @@
 #include <map>
 
 #include "base/error.h"
+#include "runner/logits.h"
 
 namespace glyd::engine {
 
@@ -53,30 +54,6 @@ void apply_output_penalties(std::span<float> logits, const SamplingParams& param
     float& logit = logits[index(id)];
     if (logit != -kInfinity) logit = to_finite(logit - params.frequency_penalty * count - params.presence_penalty);
   }
-}
-
-struct Scan {
-  float largest = -kInfinity;  // NaN aside
-  bool usable = true;          // neither NaN nor +inf
-};
-
-// One pass over a vocabulary, in lanes of a fixed number so that the compiler makes SIMD of it.
-Scan scan(std::span<const float> logits) {
-  constexpr std::size_t kLanes = 16;
-  float largest[kLanes];
-  int bad[kLanes] = {};
-  std::fill(largest, largest + kLanes, -kInfinity);
-  const std::size_t whole = logits.size() / kLanes * kLanes;
-  const float* x = logits.data();
-  for (std::size_t i = 0; i < whole; i += kLanes) {
-    for (std::size_t j = 0; j < kLanes; ++j) largest[j] = x[i + j] > largest[j] ? x[i + j] : largest[j];
-    for (std::size_t j = 0; j < kLanes; ++j) bad[j] |= !(x[i + j] < kInfinity);  // NaN compares false
-  }
-  for (std::size_t i = whole; i < logits.size(); ++i) {
-    largest[0] = x[i] > largest[0] ? x[i] : largest[0];
-    bad[0] |= !(x[i] < kInfinity);
-  }
-  return {*std::max_element(largest, largest + kLanes), std::find(bad, bad + kLanes, 1) == bad + kLanes};
 }
 
 // The `k` first in the order of likelihood, unsorted; ids with -inf are left out. Linear in the vocabulary for any k:
@@ -170,19 +147,20 @@ void check(const SamplingParams& params) {
   require(std::isfinite(params.presence_penalty), "presence-penalty", params.presence_penalty, "a finite number");
 }
 
+bool takes_largest(const SamplingParams& params) {
+  return params.temperature == 0 && params.repetition_penalty == 1 && params.frequency_penalty == 0 &&
+         params.presence_penalty == 0;
+}
+
 std::uint64_t random_bits(std::uint64_t seed, std::uint64_t step) {
   return mix(mix(seed) + (step + 1) * 0x9e3779b97f4a7c15u);
 }
 
-Sampler::Sampler(const std::vector<bool>& allowed) {
-  for (std::size_t i = 0; i < allowed.size(); ++i) {
-    if (!allowed[i]) forbidden_.push_back(static_cast<TokenId>(i));
-  }
-}
+Sampler::Sampler(const std::vector<bool>& allowed) : forbidden_(runner::forbidden_ids(allowed)) {}
 
 void Sampler::mask(std::span<float> logits, std::int64_t step) const {
   for (const TokenId id : forbidden_) logits[index(id)] = -kInfinity;
-  const Scan found = scan(logits);
+  const runner::LogitsScan found = runner::scan_logits(logits);
   if (!found.usable) {
     const auto at = std::find_if(logits.begin(), logits.end(), [](float l) { return !(l < kInfinity); });
     fail(Code::Runtime,
@@ -202,7 +180,7 @@ TokenId Sampler::sample(std::span<float> logits, const SamplingParams& params, s
   if (params.repetition_penalty != 1) apply_repetition_penalty(logits, params.repetition_penalty, prompt, output);
   if (params.frequency_penalty != 0 || params.presence_penalty != 0) apply_output_penalties(logits, params, output);
 
-  const float top = scan(logits).largest;
+  const float top = runner::scan_logits(logits).largest;
   if (params.temperature == 0)
     return static_cast<TokenId>(std::find(logits.begin(), logits.end(), top) - logits.begin());
 

@@ -24,6 +24,9 @@ struct SamplingParams {
 // Throws Error(Usage) naming the option and its value when one is out of range or not finite.
 void check(const SamplingParams& params);
 
+// Whether the next id is that of the largest logit, whatever the others are: a device can choose it then.
+bool takes_largest(const SamplingParams& params);
+
 // The random number of step `step` of a sequence, 64 bits: element `step` of the SplitMix64 stream that starts at the
 // mixed seed. A pure function: nothing is carried from one step to the next, so preemption and batching cannot shift
 // it.

@@ -43,23 +43,38 @@ std::int64_t Scheduler::next_tokens(const Sequence& sequence) const {
 }
 
 std::vector<Scheduled> Scheduler::schedule() {
+  if (options_.prompts_apart) {
+    std::vector<Scheduled> step = prompts(options_.max_batch_tokens);
+    return step.empty() ? decoding() : step;
+  }
   // Decoding sequences take one token each, so what they leave to prompts is known before any block is asked for.
-  std::int64_t budget = options_.max_batch_tokens - std::count_if(running_.begin(), running_.end(),
-                                                                  [](const Sequence* s) { return s->decoding(); });
-  std::vector<Scheduled> decodes, prompts;
+  const std::int64_t budget =
+      options_.max_batch_tokens -
+      std::count_if(running_.begin(), running_.end(), [](const Sequence* s) { return s->decoding(); });
+  std::vector<Scheduled> step = decoding();
+  const std::vector<Scheduled> chunks = prompts(budget);
+  step.insert(step.end(), chunks.begin(), chunks.end());
+  return step;
+}
 
-  // Oldest first: whoever is preempted for a block is newer than the one that needs it, hence not in the step yet.
+// Oldest first: whoever is preempted for a block is newer than the one that needs it, hence not in the step yet.
+std::vector<Scheduled> Scheduler::decoding() {
+  std::vector<Scheduled> step;
   for (std::size_t i = 0; i < running_.size(); ++i) {
     Sequence* s = running_[i];
-    const std::int64_t tokens = next_tokens(*s);
-    if (s->decoding()) {
-      if (reserve_or_preempt(*s)) decodes.push_back({s, tokens});
-    } else if (tokens <= budget) {
-      prompts.push_back({s, tokens});
-      budget -= tokens;
-    }
+    if (s->decoding() && reserve_or_preempt(*s)) step.push_back({s, next_tokens(*s)});
   }
+  return step;
+}
 
+std::vector<Scheduled> Scheduler::prompts(std::int64_t budget) {
+  std::vector<Scheduled> step;
+  for (Sequence* s : running_) {
+    const std::int64_t tokens = next_tokens(*s);
+    if (s->decoding() || tokens > budget) continue;
+    step.push_back({s, tokens});
+    budget -= tokens;
+  }
   // Whoever was preempted just now is at the head and finds fewer blocks free than it gave back: nobody is admitted
   // then.
   while (!waiting_.empty() && static_cast<std::int64_t>(running_.size()) < options_.max_sequences) {
@@ -68,12 +83,10 @@ std::vector<Scheduled> Scheduler::schedule() {
     if (tokens > budget || !blocks_.reserve(*s, s->length())) break;
     waiting_.pop_front();
     running_.push_back(s);
-    prompts.push_back({s, tokens});
+    step.push_back({s, tokens});
     budget -= tokens;
   }
-
-  decodes.insert(decodes.end(), prompts.begin(), prompts.end());
-  return decodes;
+  return step;
 }
 
 // The block for the next token of a decoding sequence; false when the sequence was itself the newest and had to go.

@@ -16,6 +16,9 @@ struct SchedulerOptions {
   std::int64_t max_batch_tokens = 2048;  // of one step
   std::int64_t max_sequences = 64;       // running at a time
   std::int64_t prefill_chunk = 512;      // a prompt is cut at multiples of this, counted from its own start
+  // A step is of prompts or of decoding sequences, prompts first: what a benchmark wants to measure apart. Else both
+  // run together, and nobody waits for a long prompt.
+  bool prompts_apart = false;
 };
 
 // A sequence of one step and how many of its tokens run: [sequence->computed, computed + tokens).
@@ -51,6 +54,8 @@ class Scheduler {
   std::int64_t preemptions() const { return preemptions_; }
 
  private:
+  std::vector<Scheduled> decoding();
+  std::vector<Scheduled> prompts(std::int64_t budget);
   bool reserve_or_preempt(Sequence& sequence);
   void preempt_newest();
 

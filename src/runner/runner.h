@@ -42,8 +42,8 @@ struct Options {
   double memory_share = 0;         // share of the GPU's memory that it may take; 0: the backend's own choice
   bool eager = false;              // no CUDA graphs
   Gemm gemm = Gemm::Auto;
-  bool batch_invariant = false;  // a prompt's results too depend on nothing else in its step, at a cost in speed
-  std::vector<bool> allowed;     // [vocab_size] ids that a row of Batch::greedy may be given; empty: all
+  bool batch_invariant = false;    // a prompt's results too depend on nothing else in its step, at a cost in speed
+  std::vector<bool> allowed = {};  // [vocab_size] ids that a row of Batch::greedy may be given; empty: all
 };
 
 // Bytes, before anything is allocated.

@@ -134,7 +134,7 @@ TEST_CASE("a row of NaN ends its own sequence with an error that names the step,
   auto endings = run_to_end(engine);
   CHECK(endings[sick].tokens.empty());
   CHECK(endings[sick].finish == FinishReason::Error);
-  CHECK_THAT(endings[sick].error, Contains("step 0") && Contains("nan"));
+  CHECK_THAT(endings[sick].error, Contains("step 0") && Contains("NaN"));
   CHECK(endings[before] == alone(greedy({1, 2}, 8), 100));
   CHECK(endings[after] == alone(greedy({7, 8, 9}, 8), 100));
   CHECK(engine.free_blocks() == 20);
@@ -207,9 +207,82 @@ TEST_CASE("a runner that returns too few logits is an error, not a read past the
   Engine engine(runner, fake_options(60));
   const auto id = engine.add(greedy({1}, 5));
   runner.rows_too_few = 1;
+  runner.chooses_ids = false;
   CHECK_THROWS_WITH(engine.step(), Contains("0 logits for 1 rows of 50"));
   engine.cancel(id);
   CHECK(engine.free_blocks() == 4);
+}
+
+TEST_CASE("ids that the runner chose are those of the logits, and logits are asked for only where they are needed",
+          "[engine]") {
+  const std::vector<SamplingParams> all = {{.temperature = 0},
+                                           {.temperature = 0.8, .seed = 7},
+                                           {.temperature = 0, .repetition_penalty = 1.3},
+                                           {.temperature = 0},
+                                           {.temperature = 0, .frequency_penalty = 0.5},
+                                           {.temperature = 0, .presence_penalty = 0.5}};
+  const auto run = [&](bool chooses_ids, std::int64_t& rows_of_logits) {
+    FakeRunner runner(30);
+    runner.chooses_ids = chooses_ids;
+    Engine engine(runner, fake_options(60));
+    for (std::size_t i = 0; i < all.size(); ++i)
+      engine.add({.prompt = prompt(static_cast<int>(i), 5), .max_tokens = 12, .sampling = all[i], .stop_ids = {}});
+    auto endings = run_to_end(engine);
+    rows_of_logits = runner.rows_of_logits;
+    return endings;
+  };
+  std::int64_t with_ids = 0, with_logits = 0;
+  CHECK(run(true, with_ids) == run(false, with_logits));
+  CHECK(with_ids == 4 * 12);
+  CHECK(with_logits == 6 * 12);
+}
+
+TEST_CASE("ids that no row asked for, too few of them, or without a token are errors", "[engine]") {
+  FakeRunner runner(8);
+  Engine engine(runner, fake_options(60));
+  const Request sampled{.prompt = {2, 3}, .max_tokens = 3, .sampling = {.temperature = 1, .seed = 1}, .stop_ids = {}};
+  const auto a = engine.add(greedy({1}, 5));
+  const auto b = engine.add(sampled);
+  runner.wrong_id = 5;  // for the sampled row too
+  CHECK_THROWS_WITH(engine.step(), Contains("rows that asked for logits"));
+  engine.cancel(b);
+  runner.wrong_id.reset();
+  runner.rows_too_few = 1;
+  const auto c = engine.add(greedy({4, 5}, 5));
+  CHECK_THROWS_WITH(engine.step(), Contains("ids"));
+  engine.cancel(c);
+  runner.rows_too_few = 0;
+  for (const std::int32_t id : {kPadding, kVocab, -4}) {
+    runner.wrong_id = id;
+    const auto d = engine.add(greedy({6, 7}, 5));
+    const auto endings = run_to_end(engine);
+    CHECK(endings.at(d).finish == FinishReason::Error);
+    CHECK_THAT(endings.at(d).error, Contains(fmt::format("id {}", id)));
+  }
+  runner.wrong_id = runner::kAllMasked;
+  const auto e = engine.add(greedy({6, 7}, 5));
+  CHECK_THAT(run_to_end(engine).at(e).error, Contains("masked"));
+  static_cast<void>(a);
+}
+
+TEST_CASE("whoever wants to see the logits gets the rows that tokens are made from", "[engine]") {
+  FakeRunner runner(8);
+  auto options = fake_options(60, {.max_batch_tokens = 8, .max_sequences = 2, .prefill_chunk = 4});
+  std::map<SequenceId, std::vector<text::TokenId>> largest;
+  std::vector<std::int32_t> tokens;
+  options.on_batch = [&](const runner::Batch& batch) { tokens.push_back(batch.tokens()); };
+  options.on_logits = [&](SequenceId id, std::span<const float> logits) {
+    REQUIRE(logits.size() == kVocab);
+    largest[id].push_back(
+        static_cast<text::TokenId>(std::max_element(logits.begin(), logits.begin() + kPadding) - logits.begin()));
+  };
+  Engine engine(runner, options);
+  const auto a = engine.add(greedy(prompt(1, 6), 5)), b = engine.add(greedy(prompt(2, 3), 7));
+  const auto endings = run_to_end(engine);
+  CHECK(largest.at(a) == endings.at(a).tokens);
+  CHECK(largest.at(b) == endings.at(b).tokens);
+  CHECK(endings.at(b) == alone(greedy(prompt(2, 3), 7), 60));
+  CHECK(tokens == std::vector<std::int32_t>{7, 3, 2, 2, 2, 2, 1});
 }
 
 TEST_CASE("a cancelled sequence says nothing more, wherever it was", "[engine]") {

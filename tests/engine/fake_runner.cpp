@@ -4,7 +4,11 @@
 
 #include <limits>
 #include <set>
+#include <span>
 #include <stdexcept>
+#include <utility>
+
+#include "runner/logits.h"
 
 namespace glyd::test {
 
@@ -88,8 +92,30 @@ runner::StepResult FakeRunner::step(const runner::Batch& batch) {
   }
   expect(next_row == batch.logits_rows.size(), "rows of logits", 0, 0);
   steps.push_back(chunks);
-  result.logits.resize(result.logits.size() - rows_too_few * kVocab);
+  if (chooses_ids && !batch.greedy.empty()) {
+    expect(batch.greedy.size() == batch.logits_rows.size(), "greedy rows", 0, 0);
+    choose_ids(batch, result);
+  }
+  rows_of_logits += static_cast<std::int64_t>(result.logits.size() / kVocab);
+  auto& rows = result.logits;
+  if (result.ids.empty()) {
+    rows.resize(rows.size() - rows_too_few * kVocab);
+  } else {
+    result.ids.resize(result.ids.size() - rows_too_few);
+  }
   return result;
+}
+
+void FakeRunner::choose_ids(const runner::Batch& batch, runner::StepResult& result) const {
+  constexpr std::int32_t kForbidden[] = {kPadding};
+  std::vector<float> kept;
+  for (std::size_t i = 0; i < batch.greedy.size(); ++i) {
+    const std::span<float> row = std::span(result.logits).subspan(i * kVocab, kVocab);
+    if (batch.greedy[i] == 0) kept.insert(kept.end(), row.begin(), row.end());
+    const std::int32_t chosen = batch.greedy[i] == 0 ? runner::kNoId : runner::choose_id(row, kForbidden);
+    result.ids.push_back(wrong_id.value_or(chosen));
+  }
+  result.logits = std::move(kept);
 }
 
 engine::EngineOptions fake_options(std::int64_t context, const engine::SchedulerOptions& scheduler) {

@@ -44,9 +44,14 @@ class FakeRunner : public runner::Runner {
   };
   std::vector<std::vector<Chunk>> steps;         // every step taken
   std::function<void(std::size_t)> before_step;  // called with the number of the step; may throw
-  std::size_t rows_too_few = 0;                  // returns that many rows of logits less
+  std::size_t rows_too_few = 0;                  // returns that many rows of logits, or ids, less
+  bool chooses_ids = true;                       // else it gives logits also where only the id is wanted
+  std::int64_t rows_of_logits = 0;               // given so far
+  std::optional<std::int32_t> wrong_id;          // given in place of every id chosen
 
  private:
+  void choose_ids(const runner::Batch& batch, runner::StepResult& result) const;
+
   struct Slot {
     std::int32_t token = -1, position = -1;
     std::uint64_t history = 0;  // hash of the sequence's tokens up to this one

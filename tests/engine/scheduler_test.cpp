@@ -215,3 +215,39 @@ TEST_CASE("a waiting sequence can be removed, and one that was preempted", "[eng
   CHECK(scheduler.schedule().empty());
   CHECK(blocks.free_blocks() == 2);
 }
+
+TEST_CASE("prompts apart: no decoding sequence runs while a prompt can", "[engine]") {
+  BlockManager blocks(20, 16);
+  Scheduler scheduler({.max_batch_tokens = 9, .max_sequences = 4, .prefill_chunk = 6, .prompts_apart = true}, blocks);
+  Sequence a = sequence(1, 4), b = sequence(2, 8), c = sequence(3, 5);
+  for (Sequence* s : {&a, &b}) scheduler.add(s);
+  const auto next = [&] {
+    const auto step = scheduler.schedule();
+    advance(step);
+    return plain(step);
+  };
+  CHECK(next() == Plain{{1, 4}});  // 5 tokens left are too few for b's chunk of 6
+  CHECK(next() == Plain{{2, 6}});  // a could decode, and waits
+  CHECK(next() == Plain{{2, 2}});
+  CHECK(next() == Plain{{1, 1}, {2, 1}});  // now both
+  scheduler.add(&c);
+  CHECK(next() == Plain{{3, 5}});
+  CHECK(next() == Plain{{1, 1}, {2, 1}, {3, 1}});
+}
+
+TEST_CASE("prompts apart: a prompt that finds no blocks does not stop those that decode", "[engine]") {
+  BlockManager blocks(2, 4);
+  Scheduler scheduler({.max_batch_tokens = 8, .max_sequences = 2, .prefill_chunk = 4, .prompts_apart = true}, blocks);
+  Sequence a = sequence(1, 4), b = sequence(2, 4);
+  for (Sequence* s : {&a, &b}) scheduler.add(s);
+  advance(scheduler.schedule());
+  // Both want a second block: b is preempted, its prompt of now 5 tokens waits until a is done.
+  for (int i = 0; i < 4; ++i) {
+    const auto step = scheduler.schedule();
+    CHECK(plain(step) == Plain{{1, 1}});
+    advance(step);
+  }
+  CHECK(scheduler.preemptions() == 1);
+  scheduler.remove(&a);
+  CHECK(plain(scheduler.schedule()) == Plain{{2, 4}});
+}

@@ -1,6 +1,8 @@
 #include "runner/cpu/cpu_runner.h"
 
 #include <algorithm>
+#include <chrono>
+#include <fstream>
 #include <new>
 
 #include "base/error.h"
@@ -10,23 +12,45 @@
 #include "runner/cpu/heads.h"
 #include "runner/cpu/matmul.h"
 #include "runner/cpu/memory_plan.h"
+#include "runner/cpu/read_bandwidth.h"
 #include "runner/cpu/residual.h"
 #include "runner/cpu/rms_norm.h"
 #include "runner/cpu/swiglu.h"
+#include "runner/logits.h"
 #include "runner/validate_batch.h"
 
 namespace glyd::runner::cpu {
 namespace {
+
+using Clock = std::chrono::steady_clock;
+double seconds_since(Clock::time_point start) { return std::chrono::duration<double>(Clock::now() - start).count(); }
 
 const float* or_null(const std::vector<float>& v) { return v.empty() ? nullptr : v.data(); }
 
 }  // namespace
 
 CpuRunner::CpuRunner(const Options& options, const Kernels& kernels)
-    : options_(options), kernels_(kernels), pool_(options.threads == 0 ? available_threads() : options.threads) {}
+    : options_(options),
+      kernels_(kernels),
+      pool_(options.threads == 0 ? available_threads() : options.threads),
+      forbidden_(forbidden_ids(options.allowed)) {}
 
 std::string CpuRunner::device_name() const {
   return fmt::format("CPU, {} thread{}, {}", pool_.size(), pool_.size() == 1 ? "" : "s", kernels_.name);
+}
+
+double CpuRunner::read_bandwidth() {
+  if (read_bandwidth_ == 0) read_bandwidth_ = cpu::read_bandwidth(pool_);
+  return read_bandwidth_;
+}
+
+std::vector<std::pair<std::string, std::string>> CpuRunner::device_facts() const {
+  std::ifstream file("/proc/cpuinfo");
+  for (std::string line; std::getline(file, line);) {  // "model name	: Intel(R) ..."
+    if (const auto colon = line.find(": "); line.starts_with("model name") && colon != std::string::npos)
+      return {{"processor", line.substr(colon + 2)}};
+  }
+  return {};
 }
 
 MemoryPlan CpuRunner::plan(const model::Checkpoint& checkpoint) const {
@@ -42,15 +66,19 @@ MemoryPlan CpuRunner::plan_random(const model::Config& config) const {
 }
 
 void CpuRunner::load(const model::Checkpoint& checkpoint, Progress& progress) {
+  const auto start = Clock::now();
   release();
   allocate(checkpoint.config(), plan(checkpoint));
   weights_ = Weights::load(checkpoint, options_.weights, pool_, progress);
+  load_stages_ = {{"load", seconds_since(start)}};
 }
 
 void CpuRunner::load_random(const model::Config& config, std::uint64_t seed, Progress& progress) {
+  const auto start = Clock::now();
   release();
   allocate(config, plan_random(config));
-  weights_ = Weights::random(model::model_spec(config), seed, pool_, progress);
+  weights_ = Weights::random(model::model_spec(config), options_.weights, seed, pool_, progress);
+  load_stages_ = {{"load", seconds_since(start)}};
 }
 
 void CpuRunner::release() {
@@ -67,6 +95,9 @@ void CpuRunner::allocate(const model::Config& config, const MemoryPlan& plan) {
   const auto inner = static_cast<std::size_t>(config.intermediate_size);
   const auto d = static_cast<std::size_t>(config.head_dim);
   const auto heads = static_cast<std::size_t>(config.heads), kv_heads = static_cast<std::size_t>(config.kv_heads);
+  if (!options_.allowed.empty() && options_.allowed.size() != static_cast<std::size_t>(config.vocab_size))
+    fail(Code::Usage, "ids are allowed out of {}, the model's vocabulary is {}", options_.allowed.size(),
+         config.vocab_size);
   config_ = config;
   kv_blocks_ = plan.kv_blocks;
   work_ = {FloatBuffer(tokens, hidden),
@@ -94,8 +125,35 @@ StepResult CpuRunner::step(const Batch& batch) {
   }
   rope_.prepare(*context_, batch.positions);
   embed(*context_, *weights_.embed, batch.token_ids, work_.hidden.rows());
-  for (int layer = 0; layer < config_.layers; ++layer) run_layer(layer, batch, sequence_of);
-  return logits(batch);
+  show_hidden(-1, batch);
+  for (int layer = 0; layer < config_.layers; ++layer) {
+    run_layer(layer, batch, sequence_of);
+    show_hidden(layer, batch);
+  }
+  StepResult result = logits(batch);
+  if (!batch.greedy.empty()) choose_ids(batch, result);
+  return result;
+}
+
+// The arg-max that a GPU would take, on the host: rows that asked for it become ids, the others move together.
+void CpuRunner::choose_ids(const Batch& batch, StepResult& result) const {
+  const auto vocab = static_cast<std::size_t>(config_.vocab_size);
+  std::size_t kept = 0;
+  for (std::size_t i = 0; i < batch.greedy.size(); ++i) {
+    const std::span<float> row = std::span(result.logits).subspan(i * vocab, vocab);
+    result.ids.push_back(batch.greedy[i] != 0 ? choose_id(row, forbidden_) : kNoId);
+    if (batch.greedy[i] == 0) std::copy(row.begin(), row.end(), result.logits.data() + kept++ * vocab);
+  }
+  result.logits.resize(kept * vocab);
+}
+
+void CpuRunner::show_hidden(int layer, const Batch& batch) {
+  if (!trace_) return;
+  const auto hidden = static_cast<std::size_t>(config_.hidden_size);
+  std::vector<float> rows;
+  for (std::size_t t = 0; t < batch.token_ids.size(); ++t)
+    rows.insert(rows.end(), work_.hidden.rows().row(t), work_.hidden.rows().row(t) + hidden);
+  trace_(layer, rows);
 }
 
 void CpuRunner::run_layer(int layer, const Batch& batch, std::span<const std::int32_t> sequence_of) {

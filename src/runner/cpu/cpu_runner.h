@@ -5,6 +5,7 @@
 #include <optional>
 #include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "base/thread_pool.h"
@@ -31,6 +32,11 @@ class CpuRunner : public Runner {
   std::int64_t kv_blocks() const override { return kv_blocks_; }
   std::string device_name() const override;
 
+  std::vector<LoadStage> load_stages() const override { return load_stages_; }
+  double read_bandwidth() override;
+  std::vector<std::pair<std::string, std::string>> device_facts() const override;
+  void set_trace(Trace trace) override { trace_ = std::move(trace); }
+
   std::uint64_t bytes_per_step() const override;
   std::uint64_t weight_bytes() const override { return weights_.bytes(); }
 
@@ -51,7 +57,9 @@ class CpuRunner : public Runner {
   void release();
   void allocate(const model::Config& config, const MemoryPlan& plan);
   void run_layer(int layer, const Batch& batch, std::span<const std::int32_t> sequence_of);
+  void show_hidden(int layer, const Batch& batch);
   StepResult logits(const Batch& batch);
+  void choose_ids(const Batch& batch, StepResult& result) const;
 
   Options options_;
   const Kernels& kernels_;
@@ -63,6 +71,10 @@ class CpuRunner : public Runner {
   Workspace work_;
   std::optional<Context> context_;  // set by allocate()
   std::int64_t kv_blocks_ = 0;
+  std::vector<std::int32_t> forbidden_;  // ids that are never chosen
+  Trace trace_;
+  std::vector<LoadStage> load_stages_;
+  double read_bandwidth_ = 0;  // measured when first asked for
 };
 
 }  // namespace glyd::runner::cpu

@@ -31,6 +31,19 @@ struct Source {
   MakePacked packed = {};
 };
 
+// Packs a matrix in memory; null when that would not shrink it.
+std::unique_ptr<WeightRows> pack_rows(const FillRows& rows, const model::MatrixSpec& spec, ThreadPool& pool,
+                                      Progress& progress) {
+  Progress silent;  // pack() reads everything twice
+  const codec::RowSource source = [&](std::uint64_t first, std::uint64_t count, std::span<Bf16> out) {
+    rows(spec, first, count, out);
+  };
+  auto bytes = codec::pack({spec.rows, spec.cols}, source, {}, pool, silent);
+  if (!bytes) return nullptr;
+  progress.advance(spec.rows * spec.cols * sizeof(Bf16));
+  return std::make_unique<PackedRows>(std::move(*bytes), spec.name, pool);
+}
+
 std::unique_ptr<WeightRows> make_matrix(const Source& source, const model::MatrixSpec& spec) {
   if (source.packed) {
     if (auto packed = source.packed(spec)) return packed;
@@ -137,36 +150,27 @@ std::uint64_t Weights::bytes() const {
 Weights Weights::load(const model::Checkpoint& checkpoint, WeightFormat format, ThreadPool& pool, Progress& progress) {
   const bool pack_rest = format == WeightFormat::Packed;
   progress.begin(pack_rest && !checkpoint.manifest() ? "packing" : "loading", file_bytes(checkpoint.spec()));
+  const FillRows rows = [&](const model::MatrixSpec& m, std::uint64_t first, std::uint64_t count, std::span<Bf16> out) {
+    checkpoint.read_rows(m, first, count, out);
+  };
   const auto make_packed = [&](const model::MatrixSpec& spec) -> std::unique_ptr<WeightRows> {
     const codec::PackedTensor* stored = checkpoint.packed(spec);
-    if (stored) {
-      std::vector<std::byte> bytes(stored->bytes());
-      stored->read_packed(bytes);
-      auto rows = std::make_unique<PackedRows>(std::move(bytes), stored->what(), pool);
-      progress.advance(spec.rows * spec.cols * sizeof(Bf16));
-      return rows;
-    }
-    if (!pack_rest) return nullptr;
-    Progress silent;  // pack() reads everything twice
-    const codec::RowSource source = [&](std::uint64_t first, std::uint64_t count, std::span<Bf16> out) {
-      checkpoint.read_rows(spec, first, count, out);
-    };
-    auto bytes = codec::pack({spec.rows, spec.cols}, source, {}, pool, silent);
-    if (!bytes) return nullptr;
+    if (!stored) return pack_rest ? pack_rows(rows, spec, pool, progress) : nullptr;
+    std::vector<std::byte> bytes(stored->bytes());
+    stored->read_packed(bytes);
+    auto packed = std::make_unique<PackedRows>(std::move(bytes), stored->what(), pool);
     progress.advance(spec.rows * spec.cols * sizeof(Bf16));
-    return std::make_unique<PackedRows>(std::move(*bytes), spec.name, pool);
+    return packed;
   };
-  const Source source{[&](const model::MatrixSpec& m, std::uint64_t first, std::uint64_t count, std::span<Bf16> out) {
-                        checkpoint.read_rows(m, first, count, out);
-                      },
-                      [&](const model::VectorSpec& v, std::span<Bf16> out) { checkpoint.read_vector(v, out); }, pool,
-                      progress, format == WeightFormat::Bf16 ? MakePacked() : make_packed};
+  const Source source{rows, [&](const model::VectorSpec& v, std::span<Bf16> out) { checkpoint.read_vector(v, out); },
+                      pool, progress, format == WeightFormat::Bf16 ? MakePacked() : make_packed};
   Weights weights = make_weights(source, checkpoint.spec());
   progress.end();
   return weights;
 }
 
-Weights Weights::random(const model::ModelSpec& spec, std::uint64_t seed, ThreadPool& pool, Progress& progress) {
+Weights Weights::random(const model::ModelSpec& spec, WeightFormat format, std::uint64_t seed, ThreadPool& pool,
+                        Progress& progress) {
   // Drawing 2^16 values once and choosing among them by a hash is much faster than drawing each weight.
   std::vector<Bf16> values(1 << 16);
   std::mt19937_64 engine(seed);
@@ -174,15 +178,17 @@ Weights Weights::random(const model::ModelSpec& spec, std::uint64_t seed, Thread
   for (Bf16& v : values) v = to_bf16(normal(engine));
 
   progress.begin("making random weights", file_bytes(spec));
-  const Source source{[&](const model::MatrixSpec& m, std::uint64_t first, std::uint64_t, std::span<Bf16> out) {
-                        const std::uint64_t base = mixed(seed + std::hash<std::string>{}(m.name)) + first * m.cols;
-                        for (std::size_t i = 0; i < out.size(); ++i) out[i] = values[mixed(base + i) >> 48];
-                      },
-                      [](const model::VectorSpec& v, std::span<Bf16> out) {
-                        const bool norm = v.name.find("norm") != std::string::npos;
-                        std::fill(out.begin(), out.end(), to_bf16(norm ? 1.0f : 0.01f));
-                      },
-                      pool, progress};
+  const FillRows rows = [&](const model::MatrixSpec& m, std::uint64_t first, std::uint64_t, std::span<Bf16> out) {
+    const std::uint64_t base = mixed(seed + std::hash<std::string>{}(m.name)) + first * m.cols;
+    for (std::size_t i = 0; i < out.size(); ++i) out[i] = values[mixed(base + i) >> 48];
+  };
+  const FillVector vector = [](const model::VectorSpec& v, std::span<Bf16> out) {
+    const bool norm = v.name.find("norm") != std::string::npos;
+    std::fill(out.begin(), out.end(), to_bf16(norm ? 1.0f : 0.01f));
+  };
+  const auto make_packed = [&](const model::MatrixSpec& m) { return pack_rows(rows, m, pool, progress); };
+  const Source source{rows, vector, pool, progress,
+                      format == WeightFormat::Packed ? MakePacked(make_packed) : MakePacked()};
   Weights weights = make_weights(source, spec);
   progress.end();
   return weights;

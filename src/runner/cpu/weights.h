@@ -39,8 +39,9 @@ struct Weights {
   static Weights load(const model::Checkpoint& checkpoint, WeightFormat format, ThreadPool& pool, Progress& progress);
 
   // Weights that look like a trained model's (normal, deviation 0.02; norms 1), for measurements of shapes without
-  // files. The same seed gives the same weights.
-  static Weights random(const model::ModelSpec& spec, std::uint64_t seed, ThreadPool& pool, Progress& progress);
+  // files. The same seed gives the same weights in every format.
+  static Weights random(const model::ModelSpec& spec, WeightFormat format, std::uint64_t seed, ThreadPool& pool,
+                        Progress& progress);
 };
 
 }  // namespace glyd::runner::cpu
