@@ -146,6 +146,12 @@ bool strands_lone(const PairHistogram& histogram, const Candidate& code) {
 
 }  // namespace
 
+PairHistogram::PairHistogram(std::span<const std::uint64_t> pairs, std::span<const std::uint64_t> lone)
+    : pairs_(pairs.begin(), pairs.end()), lone_(lone.begin(), lone.end()) {
+  if (pairs.size() != kPairs || lone.size() != 256)
+    fail(Code::Runtime, "a histogram of {} pairs and {} exponents", pairs.size(), lone.size());
+}
+
 void PairHistogram::add_row(std::span<const Bf16> row) {
   const std::size_t even = row.size() / 2 * 2;
   for (std::size_t i = 0; i < even; i += 2) {

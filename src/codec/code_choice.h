@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "base/bf16.h"
+#include "codec/encoder_entry.h"
 #include "codec/pair_code.h"
 
 namespace glyd::codec {
@@ -19,6 +20,8 @@ inline constexpr int kExceptionBits = 32;  // of an entry in a unit's exception 
 class PairHistogram {
  public:
   PairHistogram() : pairs_(1 << 16), lone_(256) {}
+  // Counts that were taken elsewhere: [65536] of pairs, [256] of lone exponents.
+  PairHistogram(std::span<const std::uint64_t> pairs, std::span<const std::uint64_t> lone);
 
   void add_row(std::span<const Bf16> row);  // columns 2 j and 2 j + 1 pair up; the last of an odd row stays alone
   void add(const PairHistogram& other);
@@ -41,11 +44,7 @@ std::vector<std::uint8_t> limited_lengths(std::span<const std::uint64_t> weights
 // deterministic. The pair (0,0) is in the code whenever a weight has to be an exception.
 PairCode choose_code(const PairHistogram& histogram, int max_bits);
 
-// How an encoder writes a pair: a code word, and which of the two weights become exceptions.
-// bits 0-11 the word, first bit lowest; 12-23 the same mirrored; 24-27 its length; then the flags below.
-inline constexpr std::uint32_t kFirstIsException = 1u << 28, kSecondIsException = 1u << 29, kNotCoded = 1u << 30;
-inline constexpr std::uint32_t kNeedsCare = kFirstIsException | kSecondIsException | kNotCoded;
-
+// How an encoder writes each pair (encoder_entry.h).
 class PairEncoder {
  public:
   explicit PairEncoder(const PairCode& code);

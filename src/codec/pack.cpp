@@ -6,6 +6,7 @@
 #include <cstring>
 #include <limits>
 #include <mutex>
+#include <utility>
 
 #include "base/error.h"
 #include "codec/code_choice.h"
@@ -214,23 +215,32 @@ void encode_tile(const UnitGrid& grid, std::uint64_t tile, std::span<const Bf16>
 
 }  // namespace
 
-std::optional<std::vector<std::byte>> pack(const UnitGrid& grid, const RowSource& source, const PackOptions& options,
-                                           ThreadPool& threads, Progress& progress) {
-  if (grid.rows == 0 || grid.cols == 0) return std::nullopt;
-  const double most_bytes =
-      (1.0 - options.min_saving) * 2.0 * static_cast<double>(grid.rows) * static_cast<double>(grid.cols);
+bool saves_enough(const UnitGrid& grid, double packed_bytes, const PackOptions& options) {
+  return packed_bytes <=
+         (1.0 - options.min_saving) * 2.0 * static_cast<double>(grid.rows) * static_cast<double>(grid.cols);
+}
 
-  const PairHistogram histogram = count_pairs(grid, source, threads, progress);
-  if (static_cast<double>(grid.sign_mantissa_bytes()) + histogram.entropy_bits() / 8 > most_bytes) return std::nullopt;
-  const PairCode code = choose_code(histogram, options.max_code_bits);
-  const PairEncoder encoder(code);
+std::optional<PackPlan> plan_packing(const UnitGrid& grid, const PairHistogram& histogram, const PackOptions& options) {
+  const double least = static_cast<double>(grid.sign_mantissa_bytes()) + histogram.entropy_bits() / 8;
+  if (!saves_enough(grid, least, options)) return std::nullopt;
+  PairCode code = choose_code(histogram, options.max_code_bits);
+  PairEncoder encoder(code);
   const PairEncoder::Cost cost = encoder.cost(histogram);
-  const std::vector<std::uint8_t> code_bytes = code.serialize();
-  // Everything but padding is known before a unit is encoded.
+  std::vector<std::uint8_t> code_bytes = code.serialize();
   const std::uint64_t stream_bytes =
       cost.stream_bits / 8 + cost.exceptions * kExceptionBits / 8 + grid.units() * exceptions_offset(UnitHeader{});
   const auto at = section_offsets(grid, static_cast<std::uint32_t>(code_bytes.size()), stream_bytes);
-  if (static_cast<double>(at.end) > most_bytes) return std::nullopt;
+  if (!saves_enough(grid, static_cast<double>(at.end), options)) return std::nullopt;
+  return PackPlan{std::move(code), std::move(encoder), std::move(code_bytes), at};
+}
+
+std::optional<std::vector<std::byte>> pack(const UnitGrid& grid, const RowSource& source, const PackOptions& options,
+                                           ThreadPool& threads, Progress& progress) {
+  if (grid.rows == 0 || grid.cols == 0) return std::nullopt;
+  const PairHistogram histogram = count_pairs(grid, source, threads, progress);
+  const std::optional<PackPlan> plan = plan_packing(grid, histogram, options);
+  if (!plan) return std::nullopt;
+  const SectionOffsets& at = plan->at;
 
   std::vector<std::byte> packed;
   packed.reserve(at.end + at.end / 64);  // padding and wide units; more of them only cost a copy
@@ -246,7 +256,7 @@ std::optional<std::vector<std::byte>> pack(const UnitGrid& grid, const RowSource
       std::vector<Bf16> buffer;
       for (std::size_t i = begin; i < end; ++i) {
         const std::span<const Bf16> weights = read_tile(grid, source, first + i, buffer, progress);
-        encode_tile(grid, first + i, weights, encoder, sign_mantissa, streams[i]);
+        encode_tile(grid, first + i, weights, plan->encoder, sign_mantissa, streams[i]);
       }
     });
     for (std::size_t i = 0; i < streams.size(); ++i) {
@@ -258,17 +268,17 @@ std::optional<std::vector<std::byte>> pack(const UnitGrid& grid, const RowSource
       packed.insert(packed.end(), p, p + streams[i].size());
     }
   }
-  if (static_cast<double>(packed.size()) > most_bytes) return std::nullopt;
+  if (!saves_enough(grid, static_cast<double>(packed.size()), options)) return std::nullopt;
 
   PackedHeader header{};
   std::memcpy(header.magic, kMagic, sizeof(header.magic));
   header.version = kVersion;
-  header.code_bytes = static_cast<std::uint32_t>(code_bytes.size());
+  header.code_bytes = static_cast<std::uint32_t>(plan->code_bytes.size());
   header.rows = grid.rows;
   header.cols = grid.cols;
   header.stream_bytes = packed.size() - at.streams;
   std::memcpy(packed.data(), &header, sizeof(header));
-  std::memcpy(packed.data() + at.code, code_bytes.data(), code_bytes.size());
+  std::memcpy(packed.data() + at.code, plan->code_bytes.data(), plan->code_bytes.size());
   return packed;
 }
 

@@ -11,6 +11,7 @@
 #include "base/bf16.h"
 #include "base/progress.h"
 #include "base/thread_pool.h"
+#include "codec/code_choice.h"
 #include "codec/packed_matrix.h"
 
 namespace glyd::codec {
@@ -23,6 +24,19 @@ struct PackOptions {
   int max_code_bits = kCodeBits;  // longest code word, 1..kMaxCodeBits
   double min_saving = 0.05;  // of the plain size: a matrix that saves less is not packed. A negative value packs any.
 };
+
+// What is decided before the first unit is encoded; packing on a GPU decides the same.
+struct PackPlan {
+  PairCode code;
+  PairEncoder encoder;
+  std::vector<std::uint8_t> code_bytes;  // the code section
+  SectionOffsets at;                     // as they will be, except that padding and wide units add to the streams
+};
+// Nothing when the matrix of this histogram is better left as it is.
+std::optional<PackPlan> plan_packing(const UnitGrid& grid, const PairHistogram& histogram, const PackOptions& options);
+
+// Whether a packed matrix of this size saves what the options ask for.
+bool saves_enough(const UnitGrid& grid, double packed_bytes, const PackOptions& options);
 
 // The packed matrix, or nothing when it is better left as it is: it saves too little, or is empty. The bytes depend on
 // the weights and the options alone, not on the number of threads. Memory: the result and a few row tiles a thread.

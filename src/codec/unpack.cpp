@@ -130,16 +130,13 @@ const char* UnitDecoder::decode(std::span<const std::uint8_t> sign_mantissa, std
   return place_exceptions(header, unit.data() + exceptions_offset(header), rows, cols, tile);
 }
 
-namespace {
-
-// The sections of the packed matrix in `bytes`, sizes checked.
-PackedMatrix find_sections(std::span<const std::byte> bytes, const std::string& what) {
+PackedHeader read_header(std::span<const std::byte> start, std::uint64_t size, std::string_view what) {
   PackedHeader header;
-  if (bytes.size() < sizeof(header)) {
-    fail(Code::Model, "{}: {} bytes, but a packed matrix has a header of {}; the file is damaged", what, bytes.size(),
+  if (start.size() < sizeof(header)) {
+    fail(Code::Model, "{}: {} bytes, but a packed matrix has a header of {}; the file is damaged", what, size,
          sizeof(header));
   }
-  std::memcpy(&header, bytes.data(), sizeof(header));
+  std::memcpy(&header, start.data(), sizeof(header));
   if (std::memcmp(header.magic, kMagic, sizeof(header.magic)) != 0) {
     fail(Code::Model, "{}: not a packed matrix (it does not begin with {})", what, kMagic);
   }
@@ -149,13 +146,8 @@ PackedMatrix find_sections(std::span<const std::byte> bytes, const std::string& 
          "the model again",
          what, header.version, kVersion);
   }
-  PackedMatrix matrix;
-  matrix.grid = {header.rows, header.cols};
-  matrix.code_bytes = header.code_bytes;
-  matrix.stream_bytes = header.stream_bytes;
   // Numbers that could overflow below are refused first: nothing in a file can be longer than the file.
-  const std::uint64_t size = bytes.size();
-  const UnitGrid& grid = matrix.grid;
+  const UnitGrid grid{header.rows, header.cols};
   const bool plausible =
       grid.rows > 0 && grid.cols > 0 && grid.rows <= size && grid.cols <= size &&
       grid.groups() <= size / kGroupBytes / grid.row_tiles() && header.stream_bytes <= size &&
@@ -164,7 +156,19 @@ PackedMatrix find_sections(std::span<const std::byte> bytes, const std::string& 
     fail(Code::Model, "{}: the header of the packed matrix ({} x {}) disagrees with its {} bytes; the file is damaged",
          what, header.rows, header.cols, size);
   }
-  const SectionOffsets at = section_offsets(grid, header.code_bytes, header.stream_bytes);
+  return header;
+}
+
+namespace {
+
+// The sections of the packed matrix in `bytes`, sizes checked.
+PackedMatrix find_sections(std::span<const std::byte> bytes, const std::string& what) {
+  const PackedHeader header = read_header(bytes, bytes.size(), what);
+  PackedMatrix matrix;
+  matrix.grid = {header.rows, header.cols};
+  matrix.code_bytes = header.code_bytes;
+  matrix.stream_bytes = header.stream_bytes;
+  const SectionOffsets at = section_offsets(matrix.grid, header.code_bytes, header.stream_bytes);
   const auto* base = reinterpret_cast<const std::uint8_t*>(bytes.data());
   matrix.code = base + at.code;
   matrix.tile_sizes = base + at.tile_sizes;

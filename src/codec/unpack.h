@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <span>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "base/bf16.h"
@@ -28,6 +29,10 @@ struct PackStats {
     return weights == 0 ? 0 : 8.0 * static_cast<double>(total_bytes) / static_cast<double>(weights);
   }
 };
+
+// The header of a packed matrix of `size` bytes, of which `start` are the first (64 or more where there are that many).
+// Its numbers agree with each other and with the size. Throws Error(Model), opened by `what`.
+PackedHeader read_header(std::span<const std::byte> start, std::uint64_t size, std::string_view what);
 
 // One unit's decoder: what a packed matrix and a test of a lone unit share. Immutable; safe from several threads.
 class UnitDecoder {

@@ -1,0 +1,65 @@
+#include "runner/cuda/resident_matrix.h"
+
+#include <cmath>
+
+namespace glyd::runner {
+namespace {
+
+constexpr std::uint64_t kSectionAlignment = 256;
+constexpr std::uint64_t kMostBlockOverhead = cuda::kBlockHeaderBytes + cuda::kResidentPad + 12;
+constexpr double kExpectedStreamBits = 2.78;  // a weight; units with their headers and exceptions
+
+constexpr std::uint64_t align_section(std::uint64_t n) {
+  return (n + kSectionAlignment - 1) / kSectionAlignment * kSectionAlignment;
+}
+
+cuda::ResidentMatrix shape(std::int64_t rows, std::int64_t cols) {
+  cuda::ResidentMatrix m;
+  m.rows = rows;
+  m.cols = cols;
+  return m;
+}
+
+}  // namespace
+
+ResidentBytes resident_bytes(std::int64_t rows, std::int64_t cols, std::uint64_t stream_bytes) {
+  const cuda::ResidentMatrix m = shape(rows, cols);
+  ResidentBytes bytes;
+  bytes.sign_mantissa = static_cast<std::uint64_t>(m.sign_mantissa_bytes());
+  bytes.streams = stream_bytes;
+  bytes.offsets = 4 * (static_cast<std::uint64_t>(m.blocks()) + 1);
+  bytes.table = 4 * cuda::kTableEntries;
+  bytes.total = align_section(bytes.sign_mantissa) + align_section(bytes.streams) + align_section(bytes.offsets) +
+                align_section(bytes.table);
+  return bytes;
+}
+
+std::uint64_t resident_bytes_upper_bound(std::int64_t rows, std::int64_t cols, std::uint64_t packed_file_bytes) {
+  const cuda::ResidentMatrix m = shape(rows, cols);
+  const std::uint64_t other = codec::section_offsets(m.grid(), 0, 0).streams;  // without the code section
+  const std::uint64_t units = packed_file_bytes > other ? packed_file_bytes - other : 0;
+  return resident_bytes(rows, cols, units + kMostBlockOverhead * static_cast<std::uint64_t>(m.blocks())).total;
+}
+
+std::uint64_t resident_bytes_estimate(std::int64_t rows, std::int64_t cols) {
+  const cuda::ResidentMatrix m = shape(rows, cols);
+  const double units = kExpectedStreamBits / 8 * static_cast<double>(rows) * static_cast<double>(cols);
+  return resident_bytes(
+             rows, cols,
+             static_cast<std::uint64_t>(std::ceil(units)) + kMostBlockOverhead * static_cast<std::uint64_t>(m.blocks()))
+      .total;
+}
+
+cuda::ResidentMatrix resident_matrix_at(std::uint8_t* memory, std::int64_t rows, std::int64_t cols,
+                                        const ResidentBytes& bytes, std::uint32_t max_block_bytes) {
+  cuda::ResidentMatrix m = shape(rows, cols);
+  m.sign_mantissa = memory;
+  m.streams = m.sign_mantissa + align_section(bytes.sign_mantissa);
+  const std::uint8_t* const offsets = m.streams + align_section(bytes.streams);
+  m.block_offsets = reinterpret_cast<const std::uint32_t*>(offsets);
+  m.table = reinterpret_cast<const std::uint32_t*>(offsets + align_section(bytes.offsets));
+  m.max_block_bytes = max_block_bytes;
+  return m;
+}
+
+}  // namespace glyd::runner
