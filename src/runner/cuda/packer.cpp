@@ -7,24 +7,23 @@
 
 #include "base/error.h"
 #include "codec/unpack.h"
+#include "runner/cuda/check.h"
 
 namespace glyd::runner {
 namespace {
 
 using cuda::Problem;
 
-void check(cudaError_t error) {
-  if (error != cudaSuccess) fail(Code::Runtime, "packing on the GPU failed: {}", cudaGetErrorString(error));
-}
+constexpr const char* kWork = "making a matrix resident";
 
 void to_device(void* to, const void* from, std::size_t bytes, cudaStream_t stream) {
-  check(cudaMemcpyAsync(to, from, bytes, cudaMemcpyHostToDevice, stream));
+  check(cudaMemcpyAsync(to, from, bytes, cudaMemcpyHostToDevice, stream), kWork);
 }
 
 // Waits for the stream.
 void to_host(void* to, const void* from, std::size_t bytes, cudaStream_t stream) {
-  check(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToHost, stream));
-  check(cudaStreamSynchronize(stream));
+  check(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToHost, stream), kWork);
+  check(cudaStreamSynchronize(stream), kWork);
 }
 
 // In the words of the CPU's decoder.
@@ -136,7 +135,7 @@ std::optional<ResidentBytes> Packer::prepare_from_bf16(const std::uint16_t* weig
   const cuda::PlainSource source{weights, rows, cols, stride};
   const codec::UnitGrid grid{static_cast<std::uint64_t>(rows), static_cast<std::uint64_t>(cols)};
 
-  check(cuda::count_pairs(source, parts_.counts, stream));
+  check(cuda::count_pairs(source, parts_.counts, stream), kWork);
   std::vector<std::uint64_t> counts(cuda::kPairCounts + cuda::kLoneCounts);
   to_host(counts.data(), parts_.counts, counts.size() * sizeof(counts[0]), stream);
   const std::span<const std::uint64_t> all(counts);
@@ -153,9 +152,9 @@ std::optional<ResidentBytes> Packer::prepare_from_bf16(const std::uint16_t* weig
   encoder_ = {parts_.entries, parts_.filler_after, plan->encoder.filler_pair()};
   code_bytes_ = plan->code_bytes;
 
-  check(cudaMemsetAsync(parts_.summary, 0, sizeof(cuda::PackSummary), stream));
-  check(cuda::measure_units(source, encoder_, parts_.headers, parts_.summary, stream));
-  check(cuda::place_blocks(grid, parts_.headers, parts_.block_offsets, parts_.summary, stream));
+  check(cudaMemsetAsync(parts_.summary, 0, sizeof(cuda::PackSummary), stream), kWork);
+  check(cuda::measure_units(source, encoder_, parts_.headers, parts_.summary, stream), kWork);
+  check(cuda::place_blocks(grid, parts_.headers, parts_.block_offsets, parts_.summary, stream), kWork);
   const cuda::PackSummary summary = read_summary(stream);
   if (summary.not_coded != 0)
     fail(Code::Runtime, "the weights changed while they were packed on the GPU ({} x {})", rows, cols);
@@ -196,10 +195,10 @@ std::optional<ResidentBytes> Packer::prepare_from_file_bytes(const std::uint8_t*
   to_device(parts_.tile_offsets, tile_offsets.data(), tile_offsets.size() * sizeof(tile_offsets[0]), stream);
   code_bytes_.assign(code_section, code_section + header.code_bytes);
   const cuda::PackedSource source{grid, bytes + at.sign_mantissa, bytes + at.streams, parts_.tile_offsets};
-  check(cudaMemsetAsync(parts_.summary, 0, sizeof(cuda::PackSummary), stream));
-  check(cuda::find_units(source, parts_.headers, parts_.unit_offsets, parts_.summary, stream));
-  check(cuda::check_units(source, parts_.headers, parts_.unit_offsets, parts_.table, parts_.summary, stream));
-  check(cuda::place_blocks(grid, parts_.headers, parts_.block_offsets, parts_.summary, stream));
+  check(cudaMemsetAsync(parts_.summary, 0, sizeof(cuda::PackSummary), stream), kWork);
+  check(cuda::find_units(source, parts_.headers, parts_.unit_offsets, parts_.summary, stream), kWork);
+  check(cuda::check_units(source, parts_.headers, parts_.unit_offsets, parts_.table, parts_.summary, stream), kWork);
+  check(cuda::place_blocks(grid, parts_.headers, parts_.block_offsets, parts_.summary, stream), kWork);
   const cuda::PackSummary summary = read_summary(stream);
   fail_on_damage(summary, grid, what);
   packed_ = source;
@@ -211,7 +210,7 @@ cuda::ResidentMatrix Packer::finish(void* memory, cudaStream_t stream) {
   const cuda::ResidentMatrix matrix =
       resident_matrix_at(static_cast<std::uint8_t*>(memory), rows_, cols_, bytes_, max_block_bytes_);
   const auto copy = [&](const std::uint32_t* to, const std::uint32_t* from, std::uint64_t bytes) {
-    check(cudaMemcpyAsync(const_cast<std::uint32_t*>(to), from, bytes, cudaMemcpyDeviceToDevice, stream));
+    check(cudaMemcpyAsync(const_cast<std::uint32_t*>(to), from, bytes, cudaMemcpyDeviceToDevice, stream), kWork);
   };
   copy(matrix.block_offsets, parts_.block_offsets, bytes_.offsets);
   copy(matrix.table, parts_.table, bytes_.table);
@@ -219,12 +218,12 @@ cuda::ResidentMatrix Packer::finish(void* memory, cudaStream_t stream) {
                                 const_cast<std::uint8_t*>(matrix.streams), matrix.block_offsets};
   if (matrix.grid().row_tiles() % cuda::kGroupTiles != 0) {  // tiles that only fill up the last group hold zeros
     const std::uint64_t group = bytes_.sign_mantissa / static_cast<std::uint64_t>(matrix.row_groups());
-    check(cudaMemsetAsync(to.sign_mantissa + bytes_.sign_mantissa - group, 0, group, stream));
+    check(cudaMemsetAsync(to.sign_mantissa + bytes_.sign_mantissa - group, 0, group, stream), kWork);
   }
   if (plain_) {
-    check(cuda::encode_units(*plain_, encoder_, parts_.headers, to, stream));
+    check(cuda::encode_units(*plain_, encoder_, parts_.headers, to, stream), kWork);
   } else {
-    check(cuda::gather_units(*packed_, parts_.headers, parts_.unit_offsets, to, stream));
+    check(cuda::gather_units(*packed_, parts_.headers, parts_.unit_offsets, to, stream), kWork);
   }
   return matrix;
 }
