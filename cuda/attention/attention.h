@@ -36,9 +36,8 @@ struct AttentionBatch {
 // context length 0 writes zeros. The KV length is cut at multiples of kAttentionSplit whatever the batch, so a
 // sequence's result does not depend on its neighbours. The grid does not depend on the lengths: a captured launch
 // serves any. Blocks of the table behind the context are not looked at, nor are slots of the last block behind it.
-// `out` may have any layout; an image's tail behind heads * head_dim is zeroed. `workspace`: at least
-// attention_decode_workspace() bytes, 16-byte aligned, for one `heads` and head_dim; the caller zeroes it once, after
-// it is allocated, and every launch leaves it ready for the next. Launches that share it must follow one another.
+// `out` may have any layout; an image's tail behind heads * head_dim is zeroed. `workspace`:
+// attention_decode_workspace() bytes, 16-byte aligned, in any state. Launches that share it must follow one another.
 cudaError_t attention_decode(const std::uint16_t* q, std::int64_t q_stride, const PagedCache& cache,
                              const AttentionBatch& batch, int sequences, int heads, float scale, const Activations& out,
                              void* workspace, cudaStream_t stream);
