@@ -4,31 +4,14 @@
 // in any order: first by blocks over pieces of the vocabulary, then by a warp over a row's pieces.
 
 #include "cuda/common/launch.h"
+#include "cuda/pointwise/order.cuh"
 #include "cuda/pointwise/pointwise.h"
 
 namespace glyd::cuda {
 namespace {
 
-using Key = unsigned long long;
-
 constexpr int kThreads = 256;
 constexpr int kMaxPieces = 128;  // of a row, whatever the vocabulary
-
-constexpr std::uint32_t kUnusable = 0xFFFFFFFF;       // above every number
-constexpr std::uint32_t kMinusInfinity = 0x007FFFFF;  // ordered(-inf)
-constexpr std::uint32_t kForbidden = 0;               // below every number
-
-// Unsigned integers in the order of the floats; one for both zeros.
-__device__ __forceinline__ std::uint32_t ordered(float logit) {
-  if (!(logit < __int_as_float(0x7F800000))) return kUnusable;  // NaN or +inf
-  const std::uint32_t bits = __float_as_uint(logit + 0.0f);
-  return bits ^ (bits >> 31 != 0 ? 0xFFFFFFFFu : 0x80000000u);
-}
-
-__device__ __forceinline__ Key warp_max(Key key) {
-  for (int offset = 16; offset > 0; offset /= 2) key = max(key, __shfl_xor_sync(~0u, key, offset));
-  return key;
-}
 
 // Block (piece, token) goes over vectors of 8 logits piece * threads + thread, then pieces * threads further on.
 __global__ void __launch_bounds__(kThreads)
@@ -46,7 +29,7 @@ __global__ void __launch_bounds__(kThreads)
     for (int j = 0; j < 8; ++j) {
       if (id + j >= vocab) break;
       const std::uint32_t order = allowed == nullptr || allowed[id + j] != 0 ? ordered(x[j]) : kForbidden;
-      key = max(key, Key{order} << 32 | (0xFFFFFFFFu - static_cast<std::uint32_t>(id + j)));
+      key = max(key, key_of(order, id + j));
     }
   }
   key = warp_max(key);
@@ -65,9 +48,7 @@ __global__ void best_of_row(const Key* best, int pieces, std::int32_t* ids) {
     key = max(key, best[std::int64_t{blockIdx.x} * pieces + piece]);
   key = warp_max(key);
   if (threadIdx.x != 0) return;
-  const auto order = static_cast<std::uint32_t>(key >> 32);
-  const auto id = static_cast<std::int32_t>(0xFFFFFFFFu - static_cast<std::uint32_t>(key));
-  ids[blockIdx.x] = order == kUnusable ? -1 : order <= kMinusInfinity ? -2 : id;
+  ids[blockIdx.x] = choice_of(key);
 }
 
 __global__ void __launch_bounds__(kThreads) finish_logits_kernel(Product logits, std::int64_t vocab, float* out) {

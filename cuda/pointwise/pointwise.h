@@ -49,6 +49,29 @@ cudaError_t arg_max(const Product& logits, const std::uint8_t* allowed, int toke
                     std::int32_t* ids, void* workspace, cudaStream_t stream);
 std::size_t arg_max_workspace(int tokens);
 
+// How one row is sampled: engine::SamplingParams, with the step's random number.
+struct RowSampling {
+  double temperature = 1, top_p = 1, min_p = 0;
+  double repetition_penalty = 1, frequency_penalty = 0, presence_penalty = 0;
+  std::uint64_t random = 0;      // engine::random_bits(seed, step)
+  std::int32_t top_k = 0;        // 0: all
+  std::int32_t touched = 0;      // penalties: touched_ids[touched .. touched_end) are the distinct ids of prompt and
+  std::int32_t touched_end = 0;  // output; read only when a penalty is on
+};
+struct TouchedId {
+  std::int32_t id = 0;
+  std::int32_t count = 0;  // in the output
+};
+
+// ids[i] = the next id of row i as engine::Sampler chooses it. -1 and -2 as arg_max. -3: more candidates than the
+// kernel holds; the host samples from finish_logits(). That takes top_k > 2048, a top_p that 1024 and more candidates
+// do not reach, or thousands of equal logits at the border. `workspace`: sample_workspace() bytes.
+inline constexpr std::int32_t kTooManyCandidates = -3;
+cudaError_t sample(const Product& logits, const std::uint8_t* allowed, const RowSampling* rows,
+                   const TouchedId* touched_ids, int tokens, std::int64_t vocab, std::int32_t* ids, void* workspace,
+                   cudaStream_t stream);
+std::size_t sample_workspace(int tokens, std::int64_t vocab);
+
 // Finished fp32 logits [token][vocab] for the host.
 cudaError_t finish_logits(const Product& logits, int tokens, std::int64_t vocab, float* out, cudaStream_t stream);
 

@@ -2,8 +2,9 @@
 //
 // A head is taken by 8, 16 or 32 lanes, whichever is the first that holds head_dim with eight values a lane, so the
 // heads of the common sizes share warps, and the sum of squares is a butterfly over a head's lanes. RoPE pairs value i
-// with value i + rotated / 2, which may sit in any lane and place: values meet in shared memory, nine words a lane so
-// that neither side has bank conflicts.
+// with value i + rotated / 2, which may sit in any lane and place: values meet in shared memory, nine words for every
+// eight values so that neither side has bank conflicts. The token's cosines and sines, the same for all heads, go there
+// too, read once a block.
 
 #include "cuda/common/launch.h"
 #include "cuda/pointwise/pointwise.h"
@@ -11,7 +12,8 @@
 namespace glyd::cuda {
 namespace {
 
-constexpr int kThreads = 128;
+constexpr int kThreads = 64;
+constexpr int kMaxHalf = 128;  // pairs of a head
 
 __global__ void rope_table_kernel(const std::int32_t* positions, const double* inverse_frequencies,
                                   double attention_factor, int tokens, int half, float2* table) {
@@ -25,13 +27,14 @@ __global__ void rope_table_kernel(const std::int32_t* positions, const double* i
   table[at] = {static_cast<float>(cosine * attention_factor), static_cast<float>(sine * attention_factor)};
 }
 
-// Where value i of a head lies in the head's shared memory.
-__device__ __forceinline__ int place(int i) { return i + i / 8; }
+// Where value i lies in shared memory.
+__host__ __device__ constexpr int place(int i) { return i + i / 8; }
 
 template <int Lanes>
 __global__ void __launch_bounds__(kThreads)
     split_heads_kernel(Product qkv, HeadsArguments arguments, PagedCache cache, std::uint16_t* q) {
   __shared__ float meeting[kThreads * 9];
+  __shared__ float2 turns[place(kMaxHalf)];
   let_next_start();
   const int head = static_cast<int>((blockIdx.y * kThreads + threadIdx.x) / Lanes);
   const int lane = threadIdx.x % Lanes, first = lane * 8;
@@ -43,21 +46,19 @@ __global__ void __launch_bounds__(kThreads)
   const int splits = active ? splits_of(qkv, row) : 0;
   uint4 weight{};
   if (active && norm != nullptr) weight = *reinterpret_cast<const uint4*>(norm + first);
+  const int half = arguments.rotated / 2;
+  const float inverse_d = 1.0f / static_cast<float>(d);
   wait_for_previous();
 
   const std::int64_t token = blockIdx.x;
-  const int half = arguments.rotated / 2;
   const std::int32_t slot = is_q ? 0 : arguments.slots[token];
-  float2 turn[8];
-  float x[8] = {};
-  if (active && !is_v) {
-    const float2* rope = arguments.rope + token * half;
+  const auto thread = static_cast<int>(threadIdx.x);
+  float2 fetched[kMaxHalf / kThreads];  // under way together with the product's loads
 #pragma unroll
-    for (int j = 0; j < 8; ++j) {
-      const int i = first + j;
-      if (i < 2 * half) turn[j] = rope[i < half ? i : i - half];
-    }
+  for (int i = 0; i < kMaxHalf / kThreads; ++i) {
+    if (thread + i * kThreads < half) fetched[i] = arguments.rope[token * half + thread + i * kThreads];
   }
+  float x[8] = {};
   if (active) {
     load8(qkv, token, row, splits, x);
 #pragma unroll
@@ -70,16 +71,20 @@ __global__ void __launch_bounds__(kThreads)
   for (int j = 0; j < 8; ++j) squares = fmaf(x[j], x[j], squares);
   for (int offset = Lanes / 2; offset > 0; offset /= 2) squares += __shfl_xor_sync(~0u, squares, offset);
   if (norm != nullptr) {
-    const float scale = rsqrtf(squares / static_cast<float>(d) + arguments.eps);
+    const float scale = rsqrtf(squares * inverse_d + arguments.eps);
     float w[8];
     unpack8(weight, w);
 #pragma unroll
     for (int j = 0; j < 8; ++j) x[j] = round_bf16(round_bf16(x[j] * scale) * w[j]);
   }
+#pragma unroll
+  for (int i = 0; i < kMaxHalf / kThreads; ++i) {
+    if (thread + i * kThreads < half) turns[place(thread + i * kThreads)] = fetched[i];
+  }
   float* mine = meeting + threadIdx.x / Lanes * (Lanes * 9);
 #pragma unroll
   for (int j = 0; j < 8; ++j) mine[place(first + j)] = x[j];
-  __syncwarp();
+  __syncthreads();
   if (!active) return;
   if (!is_v) {
 #pragma unroll
@@ -87,9 +92,11 @@ __global__ void __launch_bounds__(kThreads)
       const int i = first + j;
       // Products and sum each rounded, as the reference on the CPU does: no fused multiply-add.
       if (i < half) {
-        x[j] = __fsub_rn(__fmul_rn(x[j], turn[j].x), __fmul_rn(mine[place(i + half)], turn[j].y));
+        const float2 turn = turns[place(i)];
+        x[j] = __fsub_rn(__fmul_rn(x[j], turn.x), __fmul_rn(mine[place(i + half)], turn.y));
       } else if (i < 2 * half) {
-        x[j] = __fadd_rn(__fmul_rn(x[j], turn[j].x), __fmul_rn(mine[place(i - half)], turn[j].y));
+        const float2 turn = turns[place(i - half)];
+        x[j] = __fadd_rn(__fmul_rn(x[j], turn.x), __fmul_rn(mine[place(i - half)], turn.y));
       }
     }
   }

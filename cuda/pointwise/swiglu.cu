@@ -7,7 +7,7 @@
 namespace glyd::cuda {
 namespace {
 
-constexpr int kThreads = 128;
+constexpr int kThreads = 64;  // small blocks: the last wave is short, and one token still reaches many SMs
 
 __global__ void __launch_bounds__(kThreads) swiglu_kernel(Product gate_up, std::int64_t inner, Activations out) {
   let_next_start();
@@ -25,7 +25,7 @@ __global__ void __launch_bounds__(kThreads) swiglu_kernel(Product gate_up, std::
 #pragma unroll
     for (int j = 0; j < 8; ++j) {
       const float gate = round_bf16(x[0][j]), up = round_bf16(x[1][j]);
-      y[j] = round_bf16(gate / (1.0f + expf(-gate))) * up;
+      y[j] = round_bf16(gate * __frcp_rn(1.0f + expf(-gate))) * up;
     }
     store8(out, static_cast<int>(token), static_cast<int>(k), pack8(y));
   } else if (out.layout != Layout::Rows && k < (inner + 31) / 32 * 32) {

@@ -25,7 +25,7 @@ inline std::vector<std::uint16_t> random_bf16(std::mt19937& random, std::size_t 
 // What a DeviceBuffer can be made from.
 template <class T>
 std::vector<T> at_least_one(std::vector<T> values) {
-  if (values.empty()) values.resize(1);
+  if (values.empty()) values.push_back(T{});
   return values;
 }
 
