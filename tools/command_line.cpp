@@ -107,6 +107,39 @@ std::optional<std::int64_t> parse_count(const std::string& text) {
   return scaled;
 }
 
+std::optional<std::uint64_t> parse_size(const std::string& text) {
+  struct Unit {
+    const char* name;
+    std::uint64_t bytes;
+  };
+  constexpr std::uint64_t k = 1000, Ki = 1024;
+  constexpr Unit kUnits[] = {{"", 1},
+                             {"B", 1},
+                             {"KB", k},
+                             {"MB", k * k},
+                             {"GB", k * k * k},
+                             {"TB", k * k * k * k},
+                             {"KiB", Ki},
+                             {"MiB", Ki * Ki},
+                             {"GiB", Ki * Ki * Ki},
+                             {"TiB", Ki * Ki * Ki * Ki},
+                             {"k", Ki},
+                             {"K", Ki},
+                             {"M", Ki * Ki},
+                             {"G", Ki * Ki * Ki}};
+  double number = 0;
+  const char* const end = text.data() + text.size();
+  const auto [rest, error] = std::from_chars(text.data(), end, number, std::chars_format::fixed);
+  if (error != std::errc{}) return std::nullopt;
+  for (const Unit& unit : kUnits) {
+    if (std::string(rest, end) != unit.name) continue;
+    const double bytes = number * static_cast<double>(unit.bytes);
+    if (!(bytes >= 1 && bytes <= 9e18)) return std::nullopt;
+    return static_cast<std::uint64_t>(bytes);
+  }
+  return std::nullopt;
+}
+
 CommandLine::CommandLine(std::string usage, std::string summary, std::string examples)
     : usage_(std::move(usage)), summary_(std::move(summary)), examples_(std::move(examples)) {
   app_.set_help_flag();  // --help takes a word here

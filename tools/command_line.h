@@ -77,4 +77,8 @@ class CommandLine {
 // A whole number with an optional suffix, as `count` options take it; empty when it is none or does not fit.
 std::optional<std::int64_t> parse_count(const std::string& text);
 
+// "5GB": a whole number of bytes, or a number with KB, MB, GB or TB (powers of 1000), KiB, MiB, GiB, TiB or k, M, G (of
+// 1024). Empty when it is none of these, 0, or does not fit.
+std::optional<std::uint64_t> parse_size(const std::string& text);
+
 }  // namespace glyd::tools

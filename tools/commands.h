@@ -6,7 +6,8 @@
 
 namespace glyd::tools {
 
-int run_command(const std::vector<std::string>& args);   // glyd-run
-int pack_command(const std::vector<std::string>& args);  // glyd-pack
+int run_command(const std::vector<std::string>& args);    // glyd-run
+int pack_command(const std::vector<std::string>& args);   // glyd-pack
+int bench_command(const std::vector<std::string>& args);  // glyd-bench
 
 }  // namespace glyd::tools

@@ -23,6 +23,7 @@ struct Command {
 constexpr Command kCommands[] = {
     {"run", "generate text, chat, look into a model", run_command},
     {"pack", "pack a model's weights without loss", pack_command},
+    {"bench", "measure how fast a model runs", bench_command},
 };
 
 const Command* find_command(const std::string& name) {
@@ -40,7 +41,7 @@ std::string command_list() {
 
 int top_level(const std::vector<std::string>& args) {
   if (args.empty()) {
-    fail(Code::Usage, "no command: run or pack; glyd --help says more");
+    fail(Code::Usage, "no command: run, pack or bench; glyd --help says more");
   }
   if (args[0] == "--help" || args[0] == "-h" || args[0] == "help") {
     print("glyd " GLYD_VERSION ": language models of the Qwen family\n\n" + command_list() +
@@ -51,7 +52,7 @@ int top_level(const std::vector<std::string>& args) {
     print("glyd " GLYD_VERSION "\n");
     return 0;
   }
-  fail(Code::Usage, "unknown command {}: there are run and pack", quote(args[0]));
+  fail(Code::Usage, "unknown command {}: there are run, pack and bench", quote(args[0]));
 }
 
 int dispatch(const std::string& called, std::vector<std::string> args) {

@@ -26,8 +26,4 @@ struct PackOptions {
 // Empty when --help was printed. Throws Error(Usage).
 std::optional<PackOptions> parse_pack_options(const std::vector<std::string>& args);
 
-// "5GB": a whole number of bytes, or a number with KB, MB, GB or TB (powers of 1000), KiB, MiB, GiB, TiB or k, M, G (of
-// 1024). Empty when it is none of these, 0, or does not fit.
-std::optional<std::uint64_t> parse_size(const std::string& text);
-
 }  // namespace glyd::tools

@@ -103,6 +103,7 @@ int run_command(const std::vector<std::string>& args) {
   } else {
     const std::vector<text::TokenId> prompt = session.prompt_ids();
     log::debug("prompt ids: {}", fmt::join(prompt, " "));
+    if (o.check) return session.compare_with_cpu(prompt) ? 0 : static_cast<int>(Code::Runtime);
     session.load(static_cast<std::int64_t>(prompt.size()));
     code = o.mode == Mode::TopLogits ? print_top_logits(session, prompt, o.top_logits) : generate(session, prompt, o);
   }

@@ -30,9 +30,10 @@ const char kExamples[] =
 // The options as written, before they are put together.
 struct Written {
   std::optional<std::string> first, second;  // arguments without a name
-  std::optional<std::string> model, prompt, file, prompt_ids, seed, tensor_parallel, gpu_memory, device;
-  std::optional<std::int64_t> n, context, threads, top_logits;
-  std::string think, weights, activations = "fp32", check;
+  std::optional<std::string> model, prompt, file, prompt_ids, seed;
+  std::optional<std::int64_t> n, context, top_logits;
+  std::string think, weights, gemm = "auto", check;
+  DeviceArguments device;
   bool chat = false, no_chat = false, tokenize = false, detokenize = false, info = false, list_devices = false,
        version = false;
 };
@@ -94,17 +95,18 @@ void declare(CommandLine& line, Written& w, RunOptions& o) {
   line.text("--log-file", "FILE", o.log_file, "write messages to FILE too");
 
   line.group("Device");
-  line.text("--device", "DEVICE", w.device, "cpu, the default, cuda or cuda:N");
+  w.device.declare(line);
   line.flag("--list-devices", w.list_devices, "print the devices of this machine and stop");
-  line.count("-t,--threads", "N", 1, 1024, w.threads, "CPU threads; default: all of the machine");
-  line.choice("--activations", {"fp32", "bf16"}, w.activations,
-              "precision between products on the CPU; bf16 rounds where a GPU would");
   line.choice("--weights", {"bf16", "packed"}, w.weights,
               "how the weights are held in memory; default: as the model directory stores them");
+  line.choice(
+      "--gemm", {"auto", "cublas"}, w.gemm,
+      "what multiplies on a GPU; cublas takes it for everything, with bf16 weights: a baseline to compare with");
+  line.flag("--random-weights", o.random_weights,
+            "make weights up where MODEL is a config.json alone: for trying shapes, with --prompt-ids and --ids");
   line.flag("--verify", o.verify, "compare a packed model with the checksums of its original before it runs");
-  line.text("-tp,--tensor-parallel-size", "N", w.tensor_parallel, "GPUs to split the model over");
-  line.text("--gpu-memory", "SIZE", w.gpu_memory, "memory to use on a GPU, 48GB, or a share of it, 0.9");
-  line.choice("--check", {"cpu"}, w.check, "run the CPU beside a GPU and report the first layer that differs");
+  line.choice("--check", {"cpu"}, w.check,
+              "run the prompt and -n tokens on the CPU too, show how far each layer is apart, and stop");
   line.flag("--version", w.version, "print the version and stop");
 }
 
@@ -181,25 +183,21 @@ void read_prompt(const Written& w, RunOptions& o) {
 }
 
 void check_device(const Written& w, RunOptions& o) {
-  const std::string device = w.device.value_or("cpu");
-  const bool cuda = device == "cuda" || device.starts_with("cuda:");
-  if (device.starts_with("cuda:")) {
-    const auto index = parse_count(device.substr(5));
-    if (!index || *index < 0 || *index > 1023)
-      fail(Code::Usage, "--device: {} names no GPU; write cuda:0", quote(device));
-  } else if (device != "cpu" && !cuda) {
-    fail(Code::Usage, "--device: {} is not one of: cpu, cuda, cuda:N", quote(device));
+  const bool runs = o.mode == Mode::Generate || o.mode == Mode::Chat || o.mode == Mode::TopLogits;
+  o.device = w.device.resolve(runs);
+  if (!w.weights.empty()) o.weights = parse_weights(w.weights);
+  o.gemm = parse_gemm(w.gemm);
+  if (o.gemm == runner::Gemm::Cublas && runs) {
+    if (!o.device.on_gpu()) fail(Code::Usage, "--gemm cublas: needs a GPU");
+    if (o.weights == runner::WeightFormat::Packed)
+      fail(Code::Usage, "--gemm cublas: multiplies plain weights alone; add --weights bf16");
   }
-  o.device = device;
-  if (w.gpu_memory && !cuda) fail(Code::Usage, "--gpu-memory: needs --device cuda");
-  if (w.tensor_parallel && *w.tensor_parallel != "1") {
-    fail(Code::Usage, "-tp: {} is not supported; this build runs a model on one device (-tp 1)",
-         quote(*w.tensor_parallel));
-  }
-  if (w.weights == "packed") o.weights = runner::WeightFormat::Packed;
-  if (w.weights == "bf16") o.weights = runner::WeightFormat::Bf16;
-  if (!w.check.empty())
-    fail(Code::Usage, "--check: compares a GPU with the CPU, and this version runs no model on a GPU yet");
+  o.check = !w.check.empty();
+  if (o.check && o.mode != Mode::Generate)
+    fail(Code::Usage, "--check: compares while it generates; it does not go with -cnv, --top-logits and the like");
+  if (!o.random_weights) return;
+  if (o.check) fail(Code::Usage, "--check: two devices make up different weights; it needs a model with weights");
+  if (o.verify) fail(Code::Usage, "--verify: there are no checksums of --random-weights");
 }
 
 }  // namespace
@@ -243,9 +241,7 @@ std::optional<RunOptions> parse_run_options(const std::vector<std::string>& args
   if (w.seed && *w.seed != "-1") o.seed = parse_seed(*w.seed);
   o.max_tokens = w.n.value_or(-1);
   o.context = w.context;
-  o.threads = static_cast<int>(w.threads.value_or(0));
   o.top_logits = w.top_logits.value_or(0);
-  o.activations = w.activations == "bf16" ? runner::Activations::Bf16 : runner::Activations::Fp32;
   read_prompt(w, o);
   return o;
 }

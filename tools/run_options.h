@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "device_options.h"
 #include "engine/sampler.h"
 #include "model/config.h"
 #include "runner/runner.h"
@@ -42,11 +43,12 @@ struct RunOptions {
   std::int64_t top_logits = 0;
   bool json = false;
 
-  std::string device = "cpu";
-  int threads = 0;
-  runner::Activations activations = runner::Activations::Fp32;
+  DeviceOptions device;
   runner::WeightFormat weights = runner::WeightFormat::AsStored;
-  bool verify = false;  // check a packed directory's checksums first
+  runner::Gemm gemm = runner::Gemm::Auto;
+  bool random_weights = false;  // made up, for a config.json without weights
+  bool check = false;           // compare the device with the CPU, layer by layer
+  bool verify = false;          // check a packed directory's checksums first
   bool verbose = false, quiet = false;
   std::optional<std::string> log_file;
 };

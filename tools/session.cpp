@@ -10,6 +10,7 @@
 #include "base/log.h"
 #include "base/text.h"
 #include "common.h"
+#include "compare.h"
 #include "io/file.h"
 #include "model/packing.h"
 #include "text/stream_decoder.h"
@@ -18,7 +19,8 @@ namespace glyd::tools {
 namespace {
 
 constexpr std::int64_t kUsualContext = 4096;  // tokens, when -c is not given
-constexpr std::int64_t kChunk = 512;          // tokens of a prompt computed in one step
+constexpr std::uint64_t kWeightSeed = 1;      // of made-up weights: the same model in every run
+constexpr std::int64_t kCompared = 8;         // tokens made by --check, when -n is not given
 
 using Clock = std::chrono::steady_clock;
 double seconds_since(Clock::time_point start) { return std::chrono::duration<double>(Clock::now() - start).count(); }
@@ -35,16 +37,19 @@ bool has_tokenizer(const std::filesystem::path& dir) {
 
 Session::Session(const std::filesystem::path& dir, const RunOptions& options)
     : options_(options),
-      checkpoint_(model::Checkpoint::open(dir)),
+      checkpoint_(options.random_weights ? std::nullopt : std::optional(model::Checkpoint::open(dir))),
+      config_(checkpoint_ ? checkpoint_->config() : model::load_config(dir)),
       defaults_(model::load_generation_config(dir)),
       sampling_(sampling_params(options, defaults_)) {
   engine::check(sampling_);
+  check_gemm();
   if (!options.seed && sampling_.temperature > 0) log::debug("seed {}", sampling_.seed);
 
   // Ids in, ids out needs no tokenizer; where there is one, it says which rows of the embedding are padding.
-  const bool ids_only = options.prompt_ids && (options.ids || options.mode == Mode::TopLogits) && options.stop.empty();
+  const bool ids_only =
+      options.prompt_ids && options.stop.empty() && (options.ids || options.check || options.mode == Mode::TopLogits);
   if (!ids_only || has_tokenizer(dir)) tokenizer_ = text::Tokenizer::load(dir);
-  allowed_.assign(static_cast<std::size_t>(checkpoint_.config().vocab_size), true);
+  allowed_.assign(static_cast<std::size_t>(config_.vocab_size), true);
   if (tokenizer_) {
     for (std::size_t id = 0; id < allowed_.size(); ++id)
       allowed_[id] = tokenizer_->has_token(static_cast<text::TokenId>(id));
@@ -53,7 +58,7 @@ Session::Session(const std::filesystem::path& dir, const RunOptions& options)
 
   if (options.ignore_eos) return;
   std::set<text::TokenId> stop(defaults_.eos_ids.begin(), defaults_.eos_ids.end());
-  stop.insert(checkpoint_.config().eos_ids.begin(), checkpoint_.config().eos_ids.end());
+  stop.insert(config_.eos_ids.begin(), config_.eos_ids.end());
   if (tokenizer_ && tokenizer_->eos()) stop.insert(*tokenizer_->eos());
   stop_ids_.assign(stop.begin(), stop.end());
 }
@@ -98,7 +103,7 @@ std::vector<text::TokenId> Session::conversation_ids(const io::OrderedJson& mess
 }
 
 std::int64_t Session::choose_context(std::int64_t prompt_tokens) const {
-  const std::int64_t most = checkpoint_.config().max_positions;
+  const std::int64_t most = config_.max_positions;
   if (options_.context) {
     if (*options_.context > most) {
       log::warning("-c {}: the model was made for {} tokens; using those", *options_.context, most);
@@ -108,34 +113,77 @@ std::int64_t Session::choose_context(std::int64_t prompt_tokens) const {
   return std::min(most, std::max(kUsualContext, prompt_tokens + std::max<std::int64_t>(options_.max_tokens, 0)));
 }
 
-void Session::load(std::int64_t prompt_tokens) {
-  const auto start = Clock::now();
+// A packed directory runs packed unless it is told otherwise.
+void Session::check_gemm() const {
+  if (options_.gemm == runner::Gemm::Cublas && options_.weights == runner::WeightFormat::AsStored && checkpoint_ &&
+      checkpoint_->manifest()) {
+    fail(Code::Usage, "--gemm cublas: {} is packed, and cuBLAS multiplies plain weights alone; add --weights bf16",
+         printable(checkpoint_->dir().native()));
+  }
+}
+
+runner::Options Session::runner_options(std::int64_t prompt_tokens) {
   context_ = choose_context(prompt_tokens);
-  runner::Options o;
-  o.device = options_.device;
-  o.threads = options_.threads;
-  o.activations = options_.activations;
+  runner::Options o = options_.device.runner_options();
   o.weights = options_.weights;
-  o.max_batch_tokens = kChunk;
+  o.gemm = options_.gemm;
   o.max_sequences = 1;
   o.context = context_;
-  runner_ = runner::make_runner(o);
-  plan_ = runner_->plan(checkpoint_);
+  o.allowed = allowed_;
+  o.max_batch_tokens = chunk_ = runner::make_runner(o)->preferred_chunk();
+  return o;
+}
+
+void Session::load(runner::Runner& runner) const {
   const std::unique_ptr<Progress> progress =
       options_.quiet ? std::make_unique<Progress>() : std::make_unique<ConsoleProgress>();
-  if (options_.verify) {
-    ThreadPool pool(options_.threads == 0 ? available_threads() : options_.threads);
-    model::verify_checksums(checkpoint_, pool, *progress);
+  if (checkpoint_) {
+    runner.load(*checkpoint_, *progress);
+  } else {
+    runner.load_random(config_, kWeightSeed, *progress);
   }
-  runner_->load(checkpoint_, *progress);
+}
+
+void Session::verify() const {
+  if (!options_.verify) return;
+  const std::unique_ptr<Progress> progress =
+      options_.quiet ? std::make_unique<Progress>() : std::make_unique<ConsoleProgress>();
+  ThreadPool pool(options_.device.threads == 0 ? available_threads() : options_.device.threads);
+  model::verify_checksums(*checkpoint_, pool, *progress);
+}
+
+void Session::load(std::int64_t prompt_tokens) {
+  const auto start = Clock::now();
+  runner_ = runner::make_runner(runner_options(prompt_tokens));
+  if (!options_.device.device_named) log::info("device: {}", runner_->device_name());
+  plan_ = checkpoint_ ? runner_->plan(*checkpoint_) : runner_->plan_random(config_);
+  verify();
+  load(*runner_);
   load_seconds_ = seconds_since(start);
   engine::EngineOptions e;
-  e.scheduler.max_batch_tokens = kChunk;
+  e.scheduler.max_batch_tokens = chunk_;
   e.scheduler.max_sequences = 1;
-  e.scheduler.prefill_chunk = kChunk;
+  e.scheduler.prefill_chunk = chunk_;
   e.context = context_;
   e.allowed = allowed_;
   engine_ = std::make_unique<engine::Engine>(*runner_, std::move(e));
+}
+
+bool Session::compare_with_cpu(const std::vector<text::TokenId>& prompt) {
+  check_prompt(prompt);
+  const runner::Options o = runner_options(static_cast<std::int64_t>(prompt.size()));
+  runner_ = runner::make_runner(o);
+  runner::Options reference = o;
+  reference.device = "cpu";
+  reference.activations = runner::Activations::Bf16;
+  reference.gemm = runner::Gemm::Auto;
+  const std::unique_ptr<runner::Runner> cpu = runner::make_runner(reference);
+  log::info("comparing {} with {}, bf16 activations", runner_->device_name(), cpu->device_name());
+  verify();
+  load(*runner_);
+  load(*cpu);
+  const std::int64_t steps = options_.max_tokens < 0 ? kCompared : options_.max_tokens;
+  return compare_runners(*runner_, *cpu, {prompt, steps, chunk_, context_, config_.hidden_size, allowed_});
 }
 
 void Session::check_prompt(const std::vector<text::TokenId>& prompt) const {
@@ -210,19 +258,36 @@ Answer Session::generate(const std::vector<text::TokenId>& prompt,
   return answer;
 }
 
+// What it took: of the process, or planned and taken of a GPU.
+std::string Session::memory_text() const {
+  if (!options_.device.on_gpu()) return in_bytes(peak_memory()) + " at most";
+  const std::uint64_t used = runner_->memory_used();
+  return fmt::format("{} planned of {}{}", in_bytes(plan_.total()), in_bytes(plan_.available),
+                     used > 0 ? ", " + in_bytes(used) + " used" : "");
+}
+
 void Session::log_statistics() const {
+  if (!log::enabled(log::Level::Info)) return;
   const engine::EngineStats& s = engine_->stats();
-  log::info("{}: loaded {} in {:.2f} s, memory {} weights + {} KV cache, {} at most", runner_->device_name(),
-            in_bytes(checkpoint_.stored_bytes()), load_seconds_, in_bytes(runner_->weight_bytes()),
-            in_bytes(plan_.kv_cache), in_bytes(peak_memory()));
+  std::vector<std::string> stages;
+  for (const auto& [name, seconds] : runner_->load_stages()) stages.push_back(fmt::format("{} {:.2f}", name, seconds));
+  log::info("{}: loaded {} in {:.2f} s{}, memory {} weights + {} KV cache, {}", runner_->device_name(),
+            in_bytes(checkpoint_ ? checkpoint_->stored_bytes() : runner_->weight_bytes()), load_seconds_,
+            stages.size() > 1 ? fmt::format(" ({})", fmt::join(stages, ", ")) : "", in_bytes(runner_->weight_bytes()),
+            in_bytes(plan_.kv_cache), memory_text());
   if (s.prompt_tokens > 0 && s.prompt_seconds > 0) {
     log::info("prompt: {} tokens in {:.2f} s, {:.1f} tokens/s", s.prompt_tokens, s.prompt_seconds,
               static_cast<double>(s.prompt_tokens) / s.prompt_seconds);
   }
   if (s.decode_tokens > 0 && s.decode_seconds > 0) {
     const double rate = static_cast<double>(s.decode_tokens) / s.decode_seconds;
-    log::info("generation: {} tokens, {:.1f} tokens/s, {:.2f} GB/s of weights", s.generated_tokens, rate,
-              rate * static_cast<double>(runner_->bytes_per_step()) / 1e9);
+    const double bytes = rate * static_cast<double>(runner_->bytes_per_step());
+    // Measuring a processor's memory takes seconds; a GPU's a moment.
+    const double bandwidth = options_.device.on_gpu() ? runner_->read_bandwidth() : 0;
+    log::info("generation: {} tokens, {:.1f} tokens/s, {:.2f} GB/s of weights{}", s.generated_tokens, rate, bytes / 1e9,
+              bandwidth > 0 ? fmt::format(", {:.0f} % of the {:.0f} GB/s that the device reads",
+                                          100 * bytes / bandwidth, bandwidth / 1e9)
+                            : "");
   }
 }
 

@@ -51,17 +51,27 @@ class Session {
   // Throws Error(Usage) for a prompt that does not fit, Error(Runtime) when the model fails.
   Answer generate(const std::vector<text::TokenId>& prompt, const std::function<void(std::string_view)>& on_text);
 
+  // Runs `prompt`, and the device's own choices after it, on the device and on the CPU, and prints how far apart they
+  // are, layer by layer. Returns whether they agree (compare.h). Needs no load().
+  bool compare_with_cpu(const std::vector<text::TokenId>& prompt);
+
   // Two or three lines of statistics, by log::info.
   void log_statistics() const;
 
  private:
   void check_prompt(const std::vector<text::TokenId>& prompt) const;
+  void check_gemm() const;
+  runner::Options runner_options(std::int64_t prompt_tokens);  // sets context_ and chunk_ too
+  void load(runner::Runner& runner) const;
+  void verify() const;
+  std::string memory_text() const;
   void load_template(const std::filesystem::path& dir);
   std::int64_t choose_context(std::int64_t prompt_tokens) const;
   const text::Tokenizer& tokenizer() const;
 
   const RunOptions& options_;
-  model::Checkpoint checkpoint_;
+  std::optional<model::Checkpoint> checkpoint_;  // none: the weights are made up
+  model::Config config_;
   model::GenerationDefaults defaults_;
   engine::SamplingParams sampling_;
   std::optional<text::Tokenizer> tokenizer_;
@@ -69,6 +79,7 @@ class Session {
   std::vector<bool> allowed_;  // [vocab_size] ids that may be made
   std::vector<text::TokenId> stop_ids_;
   std::int64_t context_ = 0;
+  std::int64_t chunk_ = 0;  // tokens of a prompt run in one step
   std::unique_ptr<runner::Runner> runner_;
   std::unique_ptr<engine::Engine> engine_;
   runner::MemoryPlan plan_;

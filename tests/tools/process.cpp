@@ -65,7 +65,7 @@ void become(const Invocation& invocation) {
   if (!invocation.directory.empty() && ::chdir(invocation.directory.c_str()) != 0) ::_exit(98);
 
   std::map<std::string, std::string> environment = {
-      {"LC_ALL", "C.UTF-8"}, {"GLYD_THREADS", "2"}, {"HOME", "/nonexistent"}};
+      {"LC_ALL", "C.UTF-8"}, {"GLYD_THREADS", "2"}, {"GLYD_DEVICE", "cpu"}, {"HOME", "/nonexistent"}};
   if (const char* path = std::getenv("PATH")) environment["PATH"] = path;
   for (const auto& [name, value] : invocation.environment) environment[name] = value;
   std::vector<std::string> settings;

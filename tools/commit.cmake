@@ -1,0 +1,17 @@
+# Writes OUT, a header with the commit of SOURCE, when that changed. Run at every build.
+find_package(Git QUIET)
+set(commit "unknown")
+if(GIT_FOUND)
+  execute_process(COMMAND ${GIT_EXECUTABLE} -C ${SOURCE} describe --always --dirty=+changes --abbrev=12 --exclude=*
+                  OUTPUT_VARIABLE found OUTPUT_STRIP_TRAILING_WHITESPACE ERROR_QUIET RESULT_VARIABLE failed)
+  if(NOT failed)
+    set(commit "${found}")
+  endif()
+endif()
+set(text "#define GLYD_COMMIT \"${commit}\"\n")
+if(EXISTS ${OUT})
+  file(READ ${OUT} old)
+endif()
+if(NOT "${text}" STREQUAL "${old}")
+  file(WRITE ${OUT} "${text}")
+endif()

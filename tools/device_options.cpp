@@ -1,0 +1,124 @@
+#include "device_options.h"
+
+#include <algorithm>
+#include <charconv>
+
+#include "base/error.h"
+#include "base/text.h"
+
+namespace glyd::tools {
+namespace {
+
+// "48GB" and "46GiB" are bytes, "0.9" and "90%" a share of the GPU's memory.
+void take_gpu_memory(const std::string& text, DeviceOptions& o) {
+  double number = 0;
+  const char* const end = text.data() + text.size();
+  const auto [rest, error] = std::from_chars(text.data(), end, number, std::chars_format::fixed);
+  const std::string unit(rest, end);
+  const double share = unit == "%" ? number / 100 : number;
+  if (error == std::errc{} && (unit.empty() || unit == "%") && share > 0 && share <= 1) {
+    o.memory_share = share;
+    return;
+  }
+  const auto bytes = unit.empty() || unit == "%" ? std::nullopt : parse_size(text);
+  if (!bytes) {
+    fail(Code::Usage, "--gpu-memory: {} is neither a size such as 48GB or 44GiB nor a share such as 0.9", quote(text));
+  }
+  o.memory_limit = *bytes;
+}
+
+void check_device_name(const std::string& device) {
+  if (device == "cpu" || device == "cuda") return;
+  if (!device.starts_with("cuda:")) fail(Code::Usage, "--device: {} is not one of: cpu, cuda, cuda:N", quote(device));
+  const auto index = parse_count(device.substr(5));
+  if (!index || *index < 0 || *index > 1023)
+    fail(Code::Usage, "--device: {} names no GPU; write cuda:0", quote(device));
+}
+
+}  // namespace
+
+runner::Options DeviceOptions::runner_options() const {
+  runner::Options o;
+  o.device = device;
+  o.threads = threads;
+  o.activations = activations;
+  o.memory_limit = memory_limit;
+  o.memory_share = memory_share;
+  o.eager = eager;
+  o.batch_invariant = batch_invariant;
+  return o;
+}
+
+void DeviceArguments::declare(CommandLine& line) {
+  line.text("--device", "DEVICE", device_, "cpu, cuda or cuda:N; default: a GPU where there is one, else the CPU");
+  line.count("-t,--threads", "N", 1, 1024, threads_, "CPU threads; default: all of the machine");
+  line.choice("--activations", {"fp32", "bf16"}, activations_,
+              "precision between products on the CPU; bf16 rounds where a GPU would");
+  line.text("--gpu-memory", "SIZE", gpu_memory_,
+            "most memory to take on a GPU: a size, 48GB, or a share of all it has, 0.9");
+  line.flag("--enforce-eager", eager_, "start every kernel of a GPU's step on its own: no CUDA graphs");
+  line.flag("--batch-invariant", batch_invariant_,
+            "on a GPU: a prompt's results too depend on nothing else in its step, at some cost in speed");
+  line.text("-tp,--tensor-parallel-size", "N", tensor_parallel_, "GPUs to split the model over");
+}
+
+DeviceOptions DeviceArguments::resolve(bool runs) const {
+  DeviceOptions o;
+  if (device_) check_device_name(*device_);
+  if (tensor_parallel_ && *tensor_parallel_ != "1") {
+    fail(Code::Usage, "-tp: {} is not supported; this build runs a model on one device (-tp 1)",
+         quote(*tensor_parallel_));
+  }
+  if (gpu_memory_) take_gpu_memory(*gpu_memory_, o);
+  o.device_named = device_.has_value();
+  o.device = device_ ? *device_ : runs ? runner::default_device() : "cpu";
+  if (runs && gpu_memory_ && !o.on_gpu()) {
+    fail(Code::Usage, "--gpu-memory: needs a GPU, and {}",
+         o.device_named ? "--device is cpu" : "this build or machine has none; --list-devices shows what there is");
+  }
+  o.threads = static_cast<int>(threads_.value_or(0));
+  o.activations = activations_ == "bf16" ? runner::Activations::Bf16 : runner::Activations::Fp32;
+  o.eager = eager_;
+  o.batch_invariant = batch_invariant_;
+  return o;
+}
+
+std::vector<std::string> split_list(const std::string& text, const std::string& option) {
+  std::vector<std::string> parts;
+  for (std::size_t begin = 0; begin <= text.size();) {
+    const std::size_t end = std::min(text.find(',', begin), text.size());
+    const std::string part = text.substr(begin, end - begin);
+    if (part.empty()) fail(Code::Usage, "{}: {} has an empty part; write a list such as A,B", option, quote(text));
+    if (std::find(parts.begin(), parts.end(), part) == parts.end()) parts.push_back(part);
+    begin = end + 1;
+  }
+  return parts;
+}
+
+const char* weights_name(runner::WeightFormat format) {
+  switch (format) {
+    case runner::WeightFormat::Packed:
+      return "packed";
+    case runner::WeightFormat::Bf16:
+      return "bf16";
+    case runner::WeightFormat::AsStored:
+      break;
+  }
+  return "as stored";
+}
+
+const char* gemm_name(runner::Gemm gemm) { return gemm == runner::Gemm::Cublas ? "cublas" : "auto"; }
+
+runner::WeightFormat parse_weights(const std::string& word) {
+  if (word == "packed") return runner::WeightFormat::Packed;
+  if (word == "bf16") return runner::WeightFormat::Bf16;
+  fail(Code::Usage, "--weights: {} is not one of: bf16, packed", quote(word));
+}
+
+runner::Gemm parse_gemm(const std::string& word) {
+  if (word == "auto") return runner::Gemm::Auto;
+  if (word == "cublas") return runner::Gemm::Cublas;
+  fail(Code::Usage, "--gemm: {} is not one of: auto, cublas", quote(word));
+}
+
+}  // namespace glyd::tools

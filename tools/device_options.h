@@ -1,0 +1,51 @@
+#pragma once
+// Options about the device that every command which runs a model shares.
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "command_line.h"
+#include "runner/runner.h"
+
+namespace glyd::tools {
+
+struct DeviceOptions {
+  std::string device;         // "cpu", "cuda", "cuda:1"
+  bool device_named = false;  // by the user; else the machine's own choice
+  int threads = 0;
+  runner::Activations activations = runner::Activations::Fp32;
+  std::uint64_t memory_limit = 0;
+  double memory_share = 0;
+  bool eager = false, batch_invariant = false;
+
+  bool on_gpu() const { return device != "cpu"; }
+  runner::Options runner_options() const;
+};
+
+// Declares the options and, once the command line has been read, puts them together.
+class DeviceArguments {
+ public:
+  void declare(CommandLine& line);
+  // `runs`: a model will be run, so the machine is asked what it has where no device is named. Throws Error(Usage)
+  // naming option and value.
+  DeviceOptions resolve(bool runs = true) const;
+
+ private:
+  std::optional<std::string> device_, gpu_memory_, tensor_parallel_;
+  std::optional<std::int64_t> threads_;
+  std::string activations_ = "fp32";
+  bool eager_ = false, batch_invariant_ = false;
+};
+
+// "packed,bf16" as its parts, in order, each once. `option` opens the messages. Throws Error(Usage) for an empty part.
+std::vector<std::string> split_list(const std::string& text, const std::string& option);
+
+const char* weights_name(runner::WeightFormat format);  // "packed"
+const char* gemm_name(runner::Gemm gemm);               // "cublas"
+// Throw Error(Usage) for another word.
+runner::WeightFormat parse_weights(const std::string& word);
+runner::Gemm parse_gemm(const std::string& word);
+
+}  // namespace glyd::tools
