@@ -23,8 +23,9 @@ struct PagedCache {
 };
 
 // Device arrays of the step. Sizes may change from launch to launch without a change of the launch's shape. Block
-// tables and lengths are read before wait_for_previous(), so kernels of the step must not write them: they are copied
-// to the device before the step's first kernel.
+// tables and lengths, and in decode the keys and values of all tokens but a sequence's last, are read before
+// wait_for_previous(): they must be complete before the step's first kernel starts. Copying the batch's arrays to the
+// device at the head of each step gives both.
 struct AttentionBatch {
   const std::int32_t* block_tables = nullptr;  // [sequence][table_stride]
   std::int64_t table_stride = 0;

@@ -4,7 +4,7 @@
 // multiplications. So the kernel is laid out by how the bytes are asked for. A work item is (sequence, kv head with up
 // to 8 of its query heads, split of 128 tokens); a block of 8 warps takes it, warp w the split's w-th KV block of 16
 // tokens. A warp asks for all of its keys and values at once, 16 bytes a lane, straight into the registers from which
-// the tensor cores take them: neither operand goes through shared memory.
+// the tensor cores take them: they do not go through shared memory.
 // - Scores: m16n8k16 with the query heads as rows (the lower 8 of 16 are zero) and tokens as columns. The dimensions
 //   are permuted within groups of 32, in queries and keys alike, so that a lane's 16 bytes are two steps' fragments.
 // - Values: the product is turned around, dimensions as rows and heads as columns, for then the scores' registers are
@@ -13,8 +13,10 @@
 // The warps share the split's maximum through shared memory before they exponentiate, so their sums add up as they are.
 //
 // The grid is as many blocks as are resident; each derives the work list from the lengths on the device and takes every
-// gridDim-th item. As soon as registers are free, the next item's bytes are asked for into them: its keys when the
-// scores are known, its values when this one's are used up.
+// gridDim-th item. Loads return in the order in which they were asked for, so a block table entry must not queue behind
+// keys and values: a block looks up its next 32 items at once. As soon as registers are free, the next
+// item's bytes are asked for into them: its keys when the scores are known, its values when this one's are used up. And
+// the first item's, unless the step's own token is among them, before the kernel waits for its predecessor.
 //
 // Splits lie at multiples of 128 tokens whatever the batch. Their results (maximum, sum, vector) go to the workspace,
 // and a second, small kernel merges those of each query head, in an order that depends on the sequence alone. (Merging
@@ -33,7 +35,7 @@ namespace {
 constexpr int kWarps = kAttentionSplit / kCacheBlock;
 constexpr int kThreads = kWarps * 32;
 constexpr int kRows = 8;  // query heads of an item
-constexpr int kMergeWarps = 4;
+constexpr int kMergeWarps = 8;
 constexpr int kMergeThreads = kMergeWarps * 32;
 
 struct Arguments {
@@ -61,7 +63,8 @@ __device__ __forceinline__ int splits_of(int context) { return (context + kAtten
 
 // First split of every sequence in the list of all.
 __device__ void list_splits(const Arguments& a, int* first_split) {
-  for (int i = threadIdx.x; i < a.sequences; i += kThreads) first_split[i + 1] = splits_of(a.batch.context_lengths[i]);
+  for (int i = threadIdx.x; i < a.sequences; i += kThreads)
+    first_split[i + 1] = splits_of(__ldcg(a.batch.context_lengths + i));
   __syncthreads();
   if (threadIdx.x < 32) {
     int before = 0;
@@ -80,44 +83,51 @@ __device__ void list_splits(const Arguments& a, int* first_split) {
   __syncthreads();
 }
 
-struct Item {
-  int sequence = 0;
-  int slot = 0;    // the split in the list of all
-  int part = 0;    // which kv head, and which 8 of its query heads
-  int tokens = 0;  // of the split, that the warp's KV block and those behind it have
-  int block = 0;   // the warp's
-};
+constexpr int kLookedUp = 32;  // items at once, a thread an item's KV block
+static_assert(kLookedUp * kWarps == kThreads);
 
-struct Heads {
-  __device__ Heads(const Arguments& a, int part, int parts_of_kv_head) : kv_head(part / parts_of_kv_head) {
-    const int ratio = a.heads / a.cache.kv_heads;
-    const int skipped = part % parts_of_kv_head * kRows;
-    first = kv_head * ratio + skipped;
-    count = min(kRows, ratio - skipped);
-  }
+struct alignas(16) Item {
+  int sequence;
+  int slot;  // the split in the list of all
+  int tokens;
   int kv_head;
-  int first;
-  int count;
+  int first_head;
+  int heads;
+  int blocks[kWarps];
 };
 
-// Without tokens when there is no such item, or none of its tokens are the warp's.
-__device__ __forceinline__ Item find_item(const Arguments& a, const int* first_split, int index, int parts) {
-  Item item;
-  item.slot = index / parts;
-  item.part = index % parts;
-  if (item.slot >= first_split[a.sequences]) return item;
-  for (int high = a.sequences; high - item.sequence > 1;) {
-    const int middle = (item.sequence + high) / 2;
-    if (first_split[middle] <= item.slot) {
-      item.sequence = middle;
+// Items `first`, `first` + gridDim and so on, into `items`; behind the last they are without tokens.
+__device__ void look_up_items(const Arguments& a, const int* first_split, int first, Item* items) {
+  const int warp = threadIdx.x % kWarps;  // that the KV block is for
+  Item& item = items[threadIdx.x / kWarps];
+  const int ratio = a.heads / a.cache.kv_heads;
+  const int parts_of_kv_head = (ratio + kRows - 1) / kRows;
+  const int index = first + static_cast<int>(threadIdx.x / kWarps * gridDim.x);
+  const int slot = index / (a.cache.kv_heads * parts_of_kv_head);
+  const int part = index % (a.cache.kv_heads * parts_of_kv_head);
+  int sequence = 0;
+  for (int high = a.sequences; high - sequence > 1;) {
+    const int middle = (sequence + high) / 2;
+    if (first_split[middle] <= slot) {
+      sequence = middle;
     } else {
       high = middle;
     }
   }
-  const int block = (item.slot - first_split[item.sequence]) * kWarps + static_cast<int>(threadIdx.x / 32);
-  item.tokens = a.batch.context_lengths[item.sequence] - block * kCacheBlock;
-  if (item.tokens > 0) item.block = a.batch.block_tables[item.sequence * a.batch.table_stride + block];
-  return item;
+  const bool exists = slot < first_split[a.sequences];
+  const int split = slot - first_split[sequence];
+  const int tokens = exists ? __ldcg(a.batch.context_lengths + sequence) - split * kAttentionSplit : 0;
+  if (warp == 0) {
+    item.sequence = sequence;
+    item.slot = slot;
+    item.tokens = tokens;
+    item.kv_head = part / parts_of_kv_head;
+    item.first_head = item.kv_head * ratio + part % parts_of_kv_head * kRows;
+    item.heads = min(kRows, ratio - part % parts_of_kv_head * kRows);
+  }
+  if (tokens > warp * kCacheBlock) {
+    item.blocks[warp] = __ldcg(a.batch.block_tables + sequence * a.batch.table_stride + split * kWarps + warp);
+  }
 }
 
 __device__ __forceinline__ uint4 load_or_zero(const std::uint16_t* from, bool real) {
@@ -128,59 +138,89 @@ __device__ __forceinline__ std::uint32_t word(const uint4& v, int i) {
   return i == 0 ? v.x : i == 1 ? v.y : i == 2 ? v.z : v.w;
 }
 
-// A warp's operands as they come from memory. kGroups: of 64 dimensions. With lane = 4 g + c:
-template <int kGroups>
+// Of the item, that the calling warp's KV block and those behind it have; none or less when the warp has nothing to do.
+__device__ __forceinline__ int tokens_of_warp(const Item& item) {
+  return item.tokens - static_cast<int>(threadIdx.x / 32) * kCacheBlock;
+}
+
+// kGroups: of 64 dimensions. kWhole: there are so many, so that places are known when this is compiled.
+template <int kGroups, bool kWhole>
+__device__ __forceinline__ int head_dim_of(const Arguments& a) {
+  return kWhole ? 64 * kGroups : a.cache.head_dim;
+}
+
+// A warp's operands as they come from memory. With lane = 4 g + c:
+template <int kGroups, bool kWhole>
 struct Operands {
-  uint4 query[2 * kGroups];    // head g, dimensions 8 c .. 8 c + 7 of each 32
-  uint4 keys[2][2 * kGroups];  // tokens g and 8 + g, likewise
+  uint4 keys[2][2 * kGroups];  // tokens g and 8 + g, dimensions 8 c .. 8 c + 7 of each 32
   uint4 values[kGroups][4];    // tokens 2 c, 2 c + 1, 2 c + 8, 2 c + 9, dimensions 8 g .. 8 g + 7 of each 64
 
-  __device__ __forceinline__ void load_keys(const Arguments& a, const Item& item, const Heads& heads) {
+  __device__ __forceinline__ void load_keys(const Arguments& a, const Item& item) {
     const int g = threadIdx.x % 32 / 4;
     const int c = threadIdx.x % 4;
-    const int head_dim = a.cache.head_dim;
-    const std::uint16_t* q = a.q + item.sequence * a.q_stride + (heads.first + g) * head_dim;
-    const std::uint16_t* from = a.cache.keys + place(a, item, heads) + g * head_dim;
+    const int tokens = tokens_of_warp(item);
+    const int head_dim = head_dim_of<kGroups, kWhole>(a);
+    const std::uint16_t* from = a.cache.keys + place(a, item) + g * head_dim;
 #pragma unroll
     for (int k = 0; k < 2 * kGroups; ++k) {
       const int dimension = 32 * k + 8 * c;
-      keys[0][k] = load_or_zero(from + dimension, g < item.tokens && dimension < head_dim);
-      keys[1][k] = load_or_zero(from + 8 * head_dim + dimension, 8 + g < item.tokens && dimension < head_dim);
-      query[k] = load_or_zero(q + dimension, g < heads.count && dimension < head_dim);
+      keys[0][k] = load_or_zero(from + dimension, g < tokens && dimension < head_dim);
+      keys[1][k] = load_or_zero(from + 8 * head_dim + dimension, 8 + g < tokens && dimension < head_dim);
     }
   }
 
-  __device__ __forceinline__ void load_values(const Arguments& a, const Item& item, const Heads& heads) {
+  __device__ __forceinline__ void load_values(const Arguments& a, const Item& item) {
     const int g = threadIdx.x % 32 / 4;
     const int c = threadIdx.x % 4;
-    const int head_dim = a.cache.head_dim;
-    const std::uint16_t* from = a.cache.values + place(a, item, heads) + 8 * g;
+    const int tokens = tokens_of_warp(item);
+    const int head_dim = head_dim_of<kGroups, kWhole>(a);
+    const std::uint16_t* from = a.cache.values + place(a, item) + 8 * g;
 #pragma unroll
     for (int k = 0; k < kGroups; ++k) {
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
         const int token = 2 * c + i % 2 + i / 2 * 8;
-        values[k][i] = load_or_zero(from + token * head_dim + 64 * k, token < item.tokens && 64 * k + 8 * g < head_dim);
+        values[k][i] = load_or_zero(from + token * head_dim + 64 * k, token < tokens && 64 * k + 8 * g < head_dim);
       }
     }
   }
 
  private:
-  static __device__ __forceinline__ std::int64_t place(const Arguments& a, const Item& item, const Heads& heads) {
-    return (static_cast<std::int64_t>(item.block) * a.cache.kv_heads + heads.kv_head) * kCacheBlock * a.cache.head_dim;
+  static __device__ __forceinline__ std::int64_t place(const Arguments& a, const Item& item) {
+    const int block = item.blocks[threadIdx.x / 32];
+    return (static_cast<std::int64_t>(block) * a.cache.kv_heads + item.kv_head) *
+           (kCacheBlock * head_dim_of<kGroups, kWhole>(a));
   }
 };
 
 template <int kGroups>
 struct Shared {
-  // 4 words of padding spread the rows over the banks.
+  // Padding spreads the rows over the banks.
+  alignas(16) std::uint16_t query[2][kRows][64 * kGroups + 32];
   float vectors[kWarps][kRows][64 * kGroups + 4];
   float maxima[kRows][kWarps];
   float sums[kRows][kWarps];
   float row_max[kRows];
+  Item items[2 * kLookedUp];
 };
 
-template <int kGroups>
+// Query heads of an item to shared memory, zeros for those that it lacks; complete after wait_for_copies.
+template <int kGroups, bool kWhole>
+__device__ __forceinline__ void copy_query(const Arguments& a, const Item& item,
+                                           std::uint16_t (&to)[kRows][64 * kGroups + 32]) {
+  const int head_dim = head_dim_of<kGroups, kWhole>(a);
+  const int row = threadIdx.x / (8 * kGroups);
+  const int dimension = threadIdx.x % (8 * kGroups) * 8;
+  if (row < kRows) {
+    const bool real = row < item.heads && dimension < head_dim;
+    const std::uint16_t* from = a.q;
+    if (real) from += item.sequence * a.q_stride + (item.first_head + row) * head_dim + dimension;
+    copy_async(static_cast<std::uint32_t>(__cvta_generic_to_shared(&to[row][dimension])), from, real);
+  }
+  commit_copies();
+}
+
+template <int kGroups, bool kWhole>
 __global__ void __launch_bounds__(kThreads, kGroups <= 2 ? 2 : 1) decode_kernel(const Arguments a) {
   extern __shared__ float4 memory[];
   Shared<kGroups>& shared = *reinterpret_cast<Shared<kGroups>*>(memory);
@@ -190,36 +230,46 @@ __global__ void __launch_bounds__(kThreads, kGroups <= 2 ? 2 : 1) decode_kernel(
   const int warp = threadIdx.x / 32;
   const int g = threadIdx.x % 32 / 4;
   const int c = threadIdx.x % 4;
-  const int head_dim = a.cache.head_dim;
-  const int parts_of_kv_head = (a.heads / a.cache.kv_heads + kRows - 1) / kRows;
-  const int parts = a.cache.kv_heads * parts_of_kv_head;
+  const int head_dim = head_dim_of<kGroups, kWhole>(a);
   const Record record(a.heads, head_dim);
   // Before the wait: the batch's arrays are not written by kernels.
   list_splits(a, first_split);
-  const int items = first_split[a.sequences] * parts;
-  if (static_cast<int>(blockIdx.x) >= items) {
+  const int parts = a.cache.kv_heads * ((a.heads / a.cache.kv_heads + kRows - 1) / kRows);
+  const int grid = static_cast<int>(gridDim.x);
+  const int items = (first_split[a.sequences] * parts - static_cast<int>(blockIdx.x) + grid - 1) / grid;  // the block's
+  if (items <= 0) {
     if (blockIdx.x == 0) wait_for_previous();  // nobody may think that all before is done when it is not
     return;
   }
-  Item item = find_item(a, first_split, blockIdx.x, parts);
-  Item next = find_item(a, first_split, blockIdx.x + gridDim.x, parts);
-  wait_for_previous();
+  look_up_items(a, first_split, blockIdx.x, shared.items);
+  __syncthreads();
 
-  Operands<kGroups> operands;
-  {
-    const Heads heads(a, item.part, parts_of_kv_head);
-    if (item.tokens > 0) {
-      operands.load_keys(a, item, heads);
-      operands.load_values(a, item, heads);
-    }
+  Operands<kGroups, kWhole> operands;
+  const int first_tokens = tokens_of_warp(shared.items[0]);
+  const bool old = first_tokens > kCacheBlock;  // the step's own token is in a later KV block
+  if (old) {
+    operands.load_keys(a, shared.items[0]);
+    operands.load_values(a, shared.items[0]);
   }
-  for (int index = blockIdx.x; index < items; index += static_cast<int>(gridDim.x)) {
-    const Heads next_heads(a, next.part, parts_of_kv_head);
+  wait_for_previous();
+  copy_query<kGroups, kWhole>(a, shared.items[0], shared.query[0]);
+  if (first_tokens > 0 && !old) {
+    operands.load_keys(a, shared.items[0]);
+    operands.load_values(a, shared.items[0]);
+  }
+  wait_for_copies<0>();
+  __syncthreads();
+  for (int n = 0; n < items; ++n) {
+    const Item& item = shared.items[n % (2 * kLookedUp)];
+    const Item& next = shared.items[(n + 1) % (2 * kLookedUp)];
+    const int tokens = tokens_of_warp(item);
+    const bool more = n + 1 < items && tokens_of_warp(next) > 0;
+    if (n + 1 < items) copy_query<kGroups, kWhole>(a, next, shared.query[(n + 1) % 2]);
     float scores[2][4] = {};  // [tokens 0-7, 8-15]; the second half of each is the padding's
-    if (item.tokens > 0) {
+    if (tokens > 0) {
 #pragma unroll
       for (int k = 0; k < 2 * kGroups; ++k) {
-        const uint4& q = operands.query[k];
+        const uint4 q = *reinterpret_cast<const uint4*>(&shared.query[n % 2][g][32 * k + 8 * c]);
         const std::uint32_t q0[4] = {q.x, 0, q.y, 0};
         const std::uint32_t q1[4] = {q.z, 0, q.w, 0};
 #pragma unroll
@@ -229,14 +279,14 @@ __global__ void __launch_bounds__(kThreads, kGroups <= 2 ? 2 : 1) decode_kernel(
         }
       }
     }
-    if (next.tokens > 0) operands.load_keys(a, next, next_heads);
+    if (more) operands.load_keys(a, next);
 
     float row_max = -INFINITY;
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
 #pragma unroll
       for (int i = 0; i < 2; ++i) {
-        if (8 * half + 2 * c + i >= item.tokens) scores[half][i] = -INFINITY;
+        if (8 * half + 2 * c + i >= tokens) scores[half][i] = -INFINITY;
         row_max = fmaxf(row_max, scores[half][i]);
       }
     }
@@ -250,7 +300,7 @@ __global__ void __launch_bounds__(kThreads, kGroups <= 2 ? 2 : 1) decode_kernel(
     if (warp == 0 && c == 0) shared.row_max[g] = row_max;
 
     float sum = 0;
-    if (item.tokens > 0) {
+    if (tokens > 0) {
       std::uint32_t high[2];
       std::uint32_t low[2];
 #pragma unroll
@@ -285,20 +335,23 @@ __global__ void __launch_bounds__(kThreads, kGroups <= 2 ? 2 : 1) decode_kernel(
         }
       }
     }
-    if (next.tokens > 0) operands.load_values(a, next, next_heads);
+    if (more) operands.load_values(a, next);
     sum = quad_sum(sum);
     if (c == 0) shared.sums[g][warp] = sum;
+    wait_for_copies<0>();
+    if ((n + 2) % kLookedUp == 0) {
+      look_up_items(a, first_split, static_cast<int>(blockIdx.x) + (n + 2) * grid,
+                    shared.items + (n + 2) % (2 * kLookedUp));
+    }
     __syncthreads();
 
     // The warps' vectors in order; each thread 4 dimensions of one head. A warp without tokens has written none.
-    const Heads heads(a, item.part, parts_of_kv_head);
-    const int tokens = item.tokens + warp * kCacheBlock;
-    const int warps = min(kWarps, (tokens + kCacheBlock - 1) / kCacheBlock);
+    const int warps = min(kWarps, (item.tokens + kCacheBlock - 1) / kCacheBlock);
     float* const result = a.workspace + item.slot * record.words;
     for (int i = threadIdx.x; i < kRows * 16 * kGroups; i += kThreads) {
       const int row = i / (16 * kGroups);
       const int dimension = i % (16 * kGroups) * 4;
-      if (row >= heads.count || dimension >= head_dim) continue;
+      if (row >= item.heads || dimension >= head_dim) continue;
       float4 total{0, 0, 0, 0};
       float total_sum = 0;
 #pragma unroll
@@ -311,14 +364,12 @@ __global__ void __launch_bounds__(kThreads, kGroups <= 2 ? 2 : 1) decode_kernel(
         total.w += v.w;
         total_sum += shared.sums[row][w];
       }
-      const int head = heads.first + row;
+      const int head = item.first_head + row;
       *reinterpret_cast<float4*>(result + head * head_dim + dimension) = total;
       if (dimension == 0) {
         *reinterpret_cast<float2*>(result + record.stats + 2 * head) = float2{shared.row_max[row], total_sum};
       }
     }
-    item = next;
-    next = find_item(a, first_split, index + 2 * static_cast<int>(gridDim.x), parts);
   }
 }
 
@@ -345,66 +396,10 @@ struct Partial {
   }
 };
 
-// One query head of one sequence: warp w takes splits w, w + 4 and so on, then the warps' results are added in order.
-// kParts: of 128 dimensions.
 template <int kParts>
-__global__ void __launch_bounds__(kMergeThreads, 8) merge_kernel(const Arguments a) {
-  constexpr int kAtOnce = 8 / kParts;
-  __shared__ float4 vectors[kMergeWarps][kParts][32];
-  __shared__ float2 stats[kMergeWarps];
-  __shared__ int splits_before[kMergeWarps];
-  let_next_start();
-  const int warp = threadIdx.x / 32;
+__device__ __forceinline__ void store_head(const Arguments& a, int sequence, int head, const Partial<kParts>& total) {
   const int lane = threadIdx.x % 32;
-  const int head = blockIdx.x;
-  const int sequence = blockIdx.y;
   const int head_dim = a.cache.head_dim;
-  int before = 0;
-  for (int i = threadIdx.x; i < sequence; i += kMergeThreads) before += splits_of(a.batch.context_lengths[i]);
-  before = __reduce_add_sync(~0u, before);
-  if (lane == 0) splits_before[warp] = before;
-  const int splits = splits_of(a.batch.context_lengths[sequence]);
-  __syncthreads();
-  before = 0;
-  for (const int count : splits_before) before += count;
-  const Record record(a.heads, head_dim);
-  const float* const first = a.workspace + before * record.words;
-  wait_for_previous();
-
-  Partial<kParts> total;
-  for (int base = warp; base < splits; base += kMergeWarps * kAtOnce) {
-    float4 vector[kAtOnce][kParts];
-    float2 max_and_sum[kAtOnce];
-#pragma unroll
-    for (int j = 0; j < kAtOnce; ++j) {
-      const int split = base + j * kMergeWarps;
-      const float* from = first + split * record.words;
-      max_and_sum[j] = split < splits ? __ldcg(reinterpret_cast<const float2*>(from + record.stats + 2 * head))
-                                      : float2{-INFINITY, 0};
-#pragma unroll
-      for (int i = 0; i < kParts; ++i) {
-        const int dimension = 128 * i + 4 * lane;
-        vector[j][i] = split < splits && dimension < head_dim
-                           ? __ldcg(reinterpret_cast<const float4*>(from + head * head_dim + dimension))
-                           : float4{0, 0, 0, 0};
-      }
-    }
-#pragma unroll
-    for (int j = 0; j < kAtOnce; ++j) total.add(vector[j], max_and_sum[j].x, max_and_sum[j].y);
-  }
-#pragma unroll
-  for (int i = 0; i < kParts; ++i) vectors[warp][i][lane] = total.vector[i];
-  if (lane == 0) stats[warp] = float2{total.max, total.sum};
-  __syncthreads();
-  if (warp != 0) return;
-
-#pragma unroll
-  for (int w = 1; w < kMergeWarps; ++w) {
-    float4 vector[kParts];
-#pragma unroll
-    for (int i = 0; i < kParts; ++i) vector[i] = vectors[w][i][lane];
-    total.add(vector, stats[w].x, stats[w].y);
-  }
   const float factor = total.sum == 0 ? 0.0f : 1.0f / total.sum;  // 0: a sequence without tokens
 #pragma unroll
   for (int i = 0; i < kParts; ++i) {
@@ -421,24 +416,90 @@ __global__ void __launch_bounds__(kMergeThreads, 8) merge_kernel(const Arguments
   }
 }
 
+// Finishes query heads of one sequence. Block (x, y, z): sequence y and, of the heads 8 x .. 8 x + 7, all when it has
+// few splits, a warp each (z = 0); or head 8 x + z, of which warp w takes splits w, w + 8 and so on before the warps'
+// results are added in order. Which of the two depends on the sequence alone. kParts: of 128 dimensions.
+template <int kParts>
+__global__ void __launch_bounds__(kMergeThreads, 4) merge_kernel(const Arguments a) {
+  constexpr int kAtOnce = 8 / kParts;  // splits that a warp asks for before it adds the first
+  __shared__ float4 vectors[kMergeWarps][kParts][32];
+  __shared__ float2 stats[kMergeWarps];
+  let_next_start();
+  const int warp = threadIdx.x / 32;
+  const int lane = threadIdx.x % 32;
+  const int sequence = blockIdx.y;
+  const int head_dim = a.cache.head_dim;
+  const int splits = splits_of(__ldcg(a.batch.context_lengths + sequence));
+  const bool together = splits > 8;
+  const int head = static_cast<int>(blockIdx.x) * kMergeWarps + (together ? static_cast<int>(blockIdx.z) : warp);
+  if ((!together && blockIdx.z != 0) || (together && head >= a.heads)) return;  // all of the block, or none
+  int before = 0;
+  for (int i = lane; i < sequence; i += 32) before += splits_of(__ldcg(a.batch.context_lengths + i));
+  before = __reduce_add_sync(~0u, before);
+  const Record record(a.heads, head_dim);
+  const float* const first = a.workspace + before * record.words;
+  wait_for_previous();
+  if (head >= a.heads) return;
+
+  Partial<kParts> total;
+  const int step = together ? kMergeWarps : 1;
+  for (int base = together ? warp : 0; base < splits; base += step * kAtOnce) {
+    float4 vector[kAtOnce][kParts];
+    float2 max_and_sum[kAtOnce];
+#pragma unroll
+    for (int j = 0; j < kAtOnce; ++j) {
+      const int split = base + j * step;
+      const float* from = first + split * record.words;
+      max_and_sum[j] = split < splits ? __ldcg(reinterpret_cast<const float2*>(from + record.stats + 2 * head))
+                                      : float2{-INFINITY, 0};
+#pragma unroll
+      for (int i = 0; i < kParts; ++i) {
+        const int dimension = 128 * i + 4 * lane;
+        vector[j][i] = split < splits && dimension < head_dim
+                           ? __ldcg(reinterpret_cast<const float4*>(from + head * head_dim + dimension))
+                           : float4{0, 0, 0, 0};
+      }
+    }
+#pragma unroll
+    for (int j = 0; j < kAtOnce; ++j) total.add(vector[j], max_and_sum[j].x, max_and_sum[j].y);
+  }
+  if (!together) {
+    store_head(a, sequence, head, total);
+    return;
+  }
+#pragma unroll
+  for (int i = 0; i < kParts; ++i) vectors[warp][i][lane] = total.vector[i];
+  if (lane == 0) stats[warp] = float2{total.max, total.sum};
+  __syncthreads();
+  if (warp != 0) return;
+#pragma unroll
+  for (int w = 1; w < kMergeWarps; ++w) {
+    float4 vector[kParts];
+#pragma unroll
+    for (int i = 0; i < kParts; ++i) vector[i] = vectors[w][i][lane];
+    total.add(vector, stats[w].x, stats[w].y);
+  }
+  store_head(a, sequence, head, total);
+}
+
 template <int kGroups>
 cudaError_t launch_decode(const Arguments& arguments, cudaStream_t stream) {
   int device = 0;
   int processors = 0;
   cudaError_t error = cudaGetDevice(&device);
   if (error == cudaSuccess) error = cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, device);
+  const auto kernel =
+      arguments.cache.head_dim == 64 * kGroups ? decode_kernel<kGroups, true> : decode_kernel<kGroups, false>;
   const std::size_t shared_bytes = sizeof(Shared<kGroups>) + (arguments.sequences + 1) * sizeof(int);
   if (error == cudaSuccess && shared_bytes > 48 * 1024) {
-    error = cudaFuncSetAttribute(decode_kernel<kGroups>, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                 static_cast<int>(shared_bytes));
+    error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(shared_bytes));
   }
   if (error != cudaSuccess) return error;
   const int blocks_of_processor = kGroups <= 2 ? 2 : 1;
-  error = launch(decode_kernel<kGroups>, dim3(processors * blocks_of_processor), dim3(kThreads), shared_bytes, stream,
-                 arguments);
+  error = launch(kernel, dim3(processors * blocks_of_processor), dim3(kThreads), shared_bytes, stream, arguments);
   if (error != cudaSuccess) return error;
-  return launch(merge_kernel<(kGroups + 1) / 2>, dim3(arguments.heads, arguments.sequences), dim3(kMergeThreads), 0,
-                stream, arguments);
+  const dim3 merge_grid((arguments.heads + kMergeWarps - 1) / kMergeWarps, arguments.sequences, kMergeWarps);
+  return launch(merge_kernel<(kGroups + 1) / 2>, merge_grid, dim3(kMergeThreads), 0, stream, arguments);
 }
 
 }  // namespace

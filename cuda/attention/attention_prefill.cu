@@ -45,7 +45,7 @@ struct Shape {
   static constexpr int kRowTiles = kDim <= 128 ? 2 : 1;  // of 16 rows, a warp
   static constexpr int kRows = kWarps * 16 * kRowTiles;  // a block
   static constexpr int kKeys = kDim <= 128 ? 64 : 32;    // a tile
-  static constexpr int kBlocksOfProcessor = kDim <= 64 ? 3 : 2;
+  static constexpr int kBlocksOfProcessor = 2;
   static constexpr int kQueryBytes = kRows * kDim * 2;
   static constexpr int kTileBytes = kKeys * kDim * 2;
   static constexpr int kSharedBytes = kQueryBytes + 4 * kTileBytes;  // two stages of keys and values

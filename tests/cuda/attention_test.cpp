@@ -299,8 +299,11 @@ TEST_CASE("attention_decode agrees with fp64", "[cuda][gpu][attention]") {
   std::mt19937 random(1);
   for (const Shape& shape : kShapes)
     check_decode(random, shape, {1, 15, 0, 16, 17, 127, 128, 129, 255, 256, 257, 1000});
-  check_decode(random, {16, 2, 128}, {5000, 1, 2048, 2049});  // two levels of merging
-  check_decode(random, {2, 1, 64}, {35000, 200});             // three
+  check_decode(random, {16, 2, 128}, {5000, 1, 1024, 1025});  // merged by a warp and by a block
+  check_decode(random, {2, 1, 64}, {35000, 200});
+  check_decode(random, {3, 1, 256}, {3000});
+  check_decode(random, {4, 2, 200}, {1500, 900});
+  check_decode(random, {8, 8, 8}, {150000});  // more items a block than it looks up at once
   check_decode(random, {8, 1, 128}, std::vector<int>(300, 33));
   check_decode(random, {8, 1, 128}, {0});
 }
