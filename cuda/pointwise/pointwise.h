@@ -16,8 +16,8 @@ namespace glyd::cuda {
 
 // h = bf(h + bf(product)) (when `add` is given), then out = bf(bf(h / rms(h)) * weight), over `width` values of each of
 // `tokens` tokens. h: [token][width] bf16, updated in place. `rows`: when not null, output column i is token rows[i] of
-// h, only the norm is done and h stays as it is (the tokens whose logits are wanted). `out.data` may be null: only the
-// sum is wanted. width is a multiple of 8.
+// h, only the norm is done and h stays as it is (the tokens whose logits are wanted); `add` is null then. `out.data`
+// may be null: only the sum is wanted. width is a multiple of 8, at most 32,768.
 cudaError_t rms_norm(std::uint16_t* h, const Product* add, const std::int32_t* rows, const std::uint16_t* weight,
                      float eps, int tokens, int width, const Activations& out, cudaStream_t stream);
 
