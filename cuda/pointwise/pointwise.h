@@ -63,7 +63,8 @@ struct TouchedId {
   std::int32_t count = 0;  // in the output
 };
 
-// ids[i] = the next id of row i as engine::Sampler chooses it. -1 and -2 as arg_max. -3: more candidates than the
+// ids[i] = the next id of row i by the rules of engine::Sampler, drawn along the ids that are kept in ascending order.
+// vocab is at most 4,194,304. -1 and -2 as arg_max. -3: more candidates than the
 // kernel holds; the host samples from finish_logits(). That takes top_k > 2048, a top_p that 1024 and more candidates
 // do not reach, or thousands of equal logits at the border. `workspace`: sample_workspace() bytes.
 inline constexpr std::int32_t kTooManyCandidates = -3;
