@@ -70,16 +70,15 @@ class Bench {
     }
   }
 
-  int run() {
+  void run() {
     make_series();
     look_at_device();
-    const bool any = plan();
-    if (any) record_.by_turns ? by_turns() : one_after_the_other();
+    plan();
+    record_.by_turns ? by_turns() : one_after_the_other();
     record_.process_memory = peak_memory();
-    if (any) measure_bandwidth();
+    measure_bandwidth();
     status_.clear();
-    if (any) print(bench_report(record_));
-    return any ? 0 : static_cast<int>(Code::Memory);
+    print(bench_report(record_));
   }
 
  private:
@@ -117,8 +116,8 @@ class Bench {
     record_.read_bandwidth = runner::make_runner(o_.device.runner_options())->read_bandwidth();
   }
 
-  // Decides which series run, and whether all at once. False when none does; the reasons have been given then.
-  bool plan() {
+  // Decides which series run, and whether all at once. Throws Error(Memory) when none fits.
+  void plan() {
     std::uint64_t together = 0, available = 0;
     for (SeriesRecord& record : record_.series) {
       BenchSeries series(model_, o_, record_.chunk, record);
@@ -126,9 +125,10 @@ class Bench {
         together += record.plan.total();
         available = record.plan.available;
         series_.push_back(std::move(series));
+      } else if (series_.empty() && &record == &record_.series.back()) {
+        fail(Code::Memory, "{}: {}", record.name(), *record.refusal);
       } else {
-        log::write(record_.series.size() > 1 ? log::Level::Warning : log::Level::Error,
-                   fmt::format("{}: {}", record.name(), *record.refusal));
+        log::warning("{}: {}", record.name(), *record.refusal);
       }
     }
     record_.by_turns = together <= available;
@@ -136,7 +136,6 @@ class Bench {
       log::info("the series need {} together and {} are available: they run one after the other", in_bytes(together),
                 in_bytes(available));
     }
-    return !series_.empty();
   }
 
   void by_turns() {
@@ -199,7 +198,8 @@ int bench_command(const std::vector<std::string>& args) {
   if (!options) return 0;  // --help
   set_up_log(*options);
   const InterruptScope scope;
-  return Bench(*options).run();
+  Bench(*options).run();
+  return 0;
 }
 
 }  // namespace glyd::tools

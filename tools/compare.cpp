@@ -94,7 +94,7 @@ class Comparer {
     reference_.set_trace({});
   }
 
-  bool report() const {
+  ComparisonReport report() const {
     if (layers_.empty()) fail(Code::Runtime, "--check: {} shows no layers", device_.device_name());
     std::string text = fmt::format("{:<12} {:>10} {:>10}\n", "", "largest", "RMS"), first;
     const auto line = [&](const std::string& name, const Difference& d, bool good) {
@@ -112,8 +112,7 @@ class Comparer {
     text += first.empty() ? "no layer differs beyond the tolerance\n"
                           : fmt::format("{} is the first that differs beyond the tolerance of {}\n", first,
                                         first == "logits" ? kLogitTolerance : kLayerTolerance);
-    print(text);
-    return first.empty();
+    return {first.empty(), text};
   }
 
  private:
@@ -165,7 +164,7 @@ class Comparer {
 
 }  // namespace
 
-bool compare_runners(runner::Runner& device, runner::Runner& reference, const Comparison& what) {
+ComparisonReport compare_runners(runner::Runner& device, runner::Runner& reference, const Comparison& what) {
   Comparer comparer(device, reference, what);
   comparer.run();
   return comparer.report();

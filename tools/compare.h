@@ -2,6 +2,7 @@
 // glyd-run --check: two backends with the same weights, step by step side by side.
 
 #include <cstdint>
+#include <string>
 #include <vector>
 
 #include "runner/runner.h"
@@ -18,10 +19,16 @@ struct Comparison {
   std::vector<bool> allowed;  // [vocab_size]
 };
 
-// Runs the prompt, then each token that `device` chooses, on both loaded runners. Prints a line for the embedding, each
-// layer and the logits: the largest difference of a value and the RMS of the differences, of the token where they are
-// largest, as shares of that token's RMS (of the logits' range); then the first line beyond the tolerance, if any.
-// Returns whether there was none. Throws Error(Runtime) when the device's logits are no numbers.
-bool compare_runners(runner::Runner& device, runner::Runner& reference, const Comparison& what);
+struct ComparisonReport {
+  bool agrees = false;
+  // A line for the embedding, each layer and the logits: the largest difference of a value and the RMS of the
+  // differences, of the token where they are largest, as shares of that token's RMS (of the logits' range). Then the
+  // first line beyond the tolerance, if any.
+  std::string text;
+};
+
+// Runs the prompt, then each token that `device` chooses, on both loaded runners. Throws Error(Runtime) when the
+// device's logits are no numbers or it shows no layers.
+ComparisonReport compare_runners(runner::Runner& device, runner::Runner& reference, const Comparison& what);
 
 }  // namespace glyd::tools

@@ -183,7 +183,10 @@ bool Session::compare_with_cpu(const std::vector<text::TokenId>& prompt) {
   load(*runner_);
   load(*cpu);
   const std::int64_t steps = options_.max_tokens < 0 ? kCompared : options_.max_tokens;
-  return compare_runners(*runner_, *cpu, {prompt, steps, chunk_, context_, config_.hidden_size, allowed_});
+  const ComparisonReport report =
+      compare_runners(*runner_, *cpu, {prompt, steps, chunk_, context_, config_.hidden_size, allowed_});
+  print(report.text);
+  return report.agrees;
 }
 
 void Session::check_prompt(const std::vector<text::TokenId>& prompt) const {
