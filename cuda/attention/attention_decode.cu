@@ -14,19 +14,21 @@
 //
 // The grid is as many blocks as are resident; each derives the work list from the lengths on the device and takes every
 // gridDim-th item. Loads return in the order in which they were asked for, so a block table entry must not queue behind
-// keys and values: a block looks up its next 32 items at once. As soon as registers are free, the next
-// item's bytes are asked for into them: its keys when the scores are known, its values when this one's are used up. And
-// the first item's, unless the step's own token is among them, before the kernel waits for its predecessor.
+// keys and values: a block looks up its next 32 items at once. As soon as registers are free, the next item's bytes are
+// asked for into them: its keys when the scores are known, its values when this one's are used up. And the first
+// item's, unless the step's own token is among them, before the kernel waits for its predecessor.
 //
 // Splits lie at multiples of 128 tokens whatever the batch. Their results (maximum, sum, vector) go to the workspace,
-// and a second, small kernel merges those of each query head, in an order that depends on the sequence alone. (Merging
-// by whoever finishes last needs a fence and an atomic for each item: some microseconds, in which nothing is loaded.)
+// and a second, small kernel (merge_splits.cuh) merges those of each query head, in an order that depends on the
+// sequence alone. (Merging by whoever finishes last needs a fence and an atomic for each item: some microseconds, in
+// which nothing is loaded.)
 
 #include <algorithm>
 #include <cmath>
 
 #include "cuda/attention/attention.h"
 #include "cuda/attention/device.cuh"
+#include "cuda/attention/merge_splits.cuh"
 #include "cuda/common/launch.h"
 
 namespace glyd::cuda {
@@ -35,34 +37,9 @@ namespace {
 constexpr int kWarps = kAttentionSplit / kCacheBlock;
 constexpr int kThreads = kWarps * 32;
 constexpr int kRows = 8;  // query heads of an item
-constexpr int kMergeWarps = 8;
-constexpr int kMergeThreads = kMergeWarps * 32;
-
-struct Arguments {
-  const std::uint16_t* q;
-  std::int64_t q_stride;
-  PagedCache cache;
-  AttentionBatch batch;
-  int sequences;
-  int heads;
-  float scale;  // times log2(e)
-  Activations out;
-  float* workspace;
-};
-
-// What the workspace holds of a split, in words of 4 bytes: the heads' vectors, each head's maximum (as a power of two)
-// and sum.
-struct Record {
-  __host__ __device__ Record(int heads, int head_dim)
-      : stats(static_cast<std::int64_t>(heads) * head_dim), words((stats + 2 * heads + 3) / 4 * 4) {}
-  std::int64_t stats;
-  std::int64_t words;
-};
-
-__device__ __forceinline__ int splits_of(int context) { return (context + kAttentionSplit - 1) / kAttentionSplit; }
 
 // First split of every sequence in the list of all.
-__device__ void list_splits(const Arguments& a, int* first_split) {
+__device__ void list_splits(const DecodeArguments& a, int* first_split) {
   for (int i = threadIdx.x; i < a.sequences; i += kThreads)
     first_split[i + 1] = splits_of(__ldcg(a.batch.context_lengths + i));
   __syncthreads();
@@ -97,7 +74,7 @@ struct alignas(16) Item {
 };
 
 // Items `first`, `first` + gridDim and so on, into `items`; behind the last they are without tokens.
-__device__ void look_up_items(const Arguments& a, const int* first_split, int first, Item* items) {
+__device__ void look_up_items(const DecodeArguments& a, const int* first_split, int first, Item* items) {
   const int warp = threadIdx.x % kWarps;  // that the KV block is for
   Item& item = items[threadIdx.x / kWarps];
   const int ratio = a.heads / a.cache.kv_heads;
@@ -145,7 +122,7 @@ __device__ __forceinline__ int tokens_of_warp(const Item& item) {
 
 // kGroups: of 64 dimensions. kWhole: there are so many, so that places are known when this is compiled.
 template <int kGroups, bool kWhole>
-__device__ __forceinline__ int head_dim_of(const Arguments& a) {
+__device__ __forceinline__ int head_dim_of(const DecodeArguments& a) {
   return kWhole ? 64 * kGroups : a.cache.head_dim;
 }
 
@@ -155,7 +132,7 @@ struct Operands {
   uint4 keys[2][2 * kGroups];  // tokens g and 8 + g, dimensions 8 c .. 8 c + 7 of each 32
   uint4 values[kGroups][4];    // tokens 2 c, 2 c + 1, 2 c + 8, 2 c + 9, dimensions 8 g .. 8 g + 7 of each 64
 
-  __device__ __forceinline__ void load_keys(const Arguments& a, const Item& item) {
+  __device__ __forceinline__ void load_keys(const DecodeArguments& a, const Item& item) {
     const int g = threadIdx.x % 32 / 4;
     const int c = threadIdx.x % 4;
     const int tokens = tokens_of_warp(item);
@@ -169,7 +146,7 @@ struct Operands {
     }
   }
 
-  __device__ __forceinline__ void load_values(const Arguments& a, const Item& item) {
+  __device__ __forceinline__ void load_values(const DecodeArguments& a, const Item& item) {
     const int g = threadIdx.x % 32 / 4;
     const int c = threadIdx.x % 4;
     const int tokens = tokens_of_warp(item);
@@ -186,7 +163,7 @@ struct Operands {
   }
 
  private:
-  static __device__ __forceinline__ std::int64_t place(const Arguments& a, const Item& item) {
+  static __device__ __forceinline__ std::int64_t place(const DecodeArguments& a, const Item& item) {
     const int block = item.blocks[threadIdx.x / 32];
     return (static_cast<std::int64_t>(block) * a.cache.kv_heads + item.kv_head) *
            (kCacheBlock * head_dim_of<kGroups, kWhole>(a));
@@ -206,7 +183,7 @@ struct Shared {
 
 // Query heads of an item to shared memory, zeros for those that it lacks; complete after wait_for_copies.
 template <int kGroups, bool kWhole>
-__device__ __forceinline__ void copy_query(const Arguments& a, const Item& item,
+__device__ __forceinline__ void copy_query(const DecodeArguments& a, const Item& item,
                                            std::uint16_t (&to)[kRows][64 * kGroups + 32]) {
   const int head_dim = head_dim_of<kGroups, kWhole>(a);
   const int row = threadIdx.x / (8 * kGroups);
@@ -221,7 +198,7 @@ __device__ __forceinline__ void copy_query(const Arguments& a, const Item& item,
 }
 
 template <int kGroups, bool kWhole>
-__global__ void __launch_bounds__(kThreads, kGroups <= 2 ? 2 : 1) decode_kernel(const Arguments a) {
+__global__ void __launch_bounds__(kThreads, kGroups <= 2 ? 2 : 1) decode_kernel(const DecodeArguments a) {
   extern __shared__ float4 memory[];
   Shared<kGroups>& shared = *reinterpret_cast<Shared<kGroups>*>(memory);
   int* const first_split = reinterpret_cast<int*>(&shared + 1);
@@ -231,8 +208,8 @@ __global__ void __launch_bounds__(kThreads, kGroups <= 2 ? 2 : 1) decode_kernel(
   const int g = threadIdx.x % 32 / 4;
   const int c = threadIdx.x % 4;
   const int head_dim = head_dim_of<kGroups, kWhole>(a);
-  const Record record(a.heads, head_dim);
-  // Before the wait: the batch's arrays are not written by kernels.
+  const SplitRecord record(a.heads, head_dim);
+  // Before the wait: the batch's arrays, and keys and values of earlier steps.
   list_splits(a, first_split);
   const int parts = a.cache.kv_heads * ((a.heads / a.cache.kv_heads + kRows - 1) / kRows);
   const int grid = static_cast<int>(gridDim.x);
@@ -373,117 +350,8 @@ __global__ void __launch_bounds__(kThreads, kGroups <= 2 ? 2 : 1) decode_kernel(
   }
 }
 
-// A head's unfinished result; a lane has dimensions 4 lane .. 4 lane + 3 of each 128.
-template <int kParts>
-struct Partial {
-  float4 vector[kParts] = {};
-  float max = -INFINITY;
-  float sum = 0;
-
-  __device__ __forceinline__ void add(const float4 (&other)[kParts], float other_max, float other_sum) {
-    const float new_max = fmaxf(max, other_max);
-    const float mine = max == new_max ? 1 : power_of_two(max - new_max);  // both may be -inf
-    const float others = other_max == new_max ? 1 : power_of_two(other_max - new_max);
-    max = new_max;
-    sum = sum * mine + other_sum * others;
-#pragma unroll
-    for (int i = 0; i < kParts; ++i) {
-      vector[i].x = vector[i].x * mine + other[i].x * others;
-      vector[i].y = vector[i].y * mine + other[i].y * others;
-      vector[i].z = vector[i].z * mine + other[i].z * others;
-      vector[i].w = vector[i].w * mine + other[i].w * others;
-    }
-  }
-};
-
-template <int kParts>
-__device__ __forceinline__ void store_head(const Arguments& a, int sequence, int head, const Partial<kParts>& total) {
-  const int lane = threadIdx.x % 32;
-  const int head_dim = a.cache.head_dim;
-  const float factor = total.sum == 0 ? 0.0f : 1.0f / total.sum;  // 0: a sequence without tokens
-#pragma unroll
-  for (int i = 0; i < kParts; ++i) {
-    const float4 v = total.vector[i];
-    const std::uint32_t low = pack_bf16(v.x * factor, v.y * factor);
-    const std::uint32_t high = pack_bf16(v.z * factor, v.w * factor);
-    const uint4 eight{low, high, __shfl_down_sync(~0u, low, 1), __shfl_down_sync(~0u, high, 1)};
-    const int dimension = 128 * i + 4 * lane;
-    if (lane % 2 == 0 && dimension < head_dim) store8(a.out, sequence, head * head_dim + dimension, eight);
-  }
-  const int behind = a.heads * head_dim + 8 * lane;
-  if (a.out.layout != Layout::Rows && head == a.heads - 1 && behind < (a.heads * head_dim + 31) / 32 * 32) {
-    store8(a.out, sequence, behind, uint4{0, 0, 0, 0});
-  }
-}
-
-// Finishes query heads of one sequence. Block (x, y, z): sequence y and, of the heads 8 x .. 8 x + 7, all when it has
-// few splits, a warp each (z = 0); or head 8 x + z, of which warp w takes splits w, w + 8 and so on before the warps'
-// results are added in order. Which of the two depends on the sequence alone. kParts: of 128 dimensions.
-template <int kParts>
-__global__ void __launch_bounds__(kMergeThreads, 4) merge_kernel(const Arguments a) {
-  constexpr int kAtOnce = 8 / kParts;  // splits that a warp asks for before it adds the first
-  __shared__ float4 vectors[kMergeWarps][kParts][32];
-  __shared__ float2 stats[kMergeWarps];
-  let_next_start();
-  const int warp = threadIdx.x / 32;
-  const int lane = threadIdx.x % 32;
-  const int sequence = blockIdx.y;
-  const int head_dim = a.cache.head_dim;
-  const int splits = splits_of(__ldcg(a.batch.context_lengths + sequence));
-  const bool together = splits > 8;
-  const int head = static_cast<int>(blockIdx.x) * kMergeWarps + (together ? static_cast<int>(blockIdx.z) : warp);
-  if ((!together && blockIdx.z != 0) || (together && head >= a.heads)) return;  // all of the block, or none
-  int before = 0;
-  for (int i = lane; i < sequence; i += 32) before += splits_of(__ldcg(a.batch.context_lengths + i));
-  before = __reduce_add_sync(~0u, before);
-  const Record record(a.heads, head_dim);
-  const float* const first = a.workspace + before * record.words;
-  wait_for_previous();
-  if (head >= a.heads) return;
-
-  Partial<kParts> total;
-  const int step = together ? kMergeWarps : 1;
-  for (int base = together ? warp : 0; base < splits; base += step * kAtOnce) {
-    float4 vector[kAtOnce][kParts];
-    float2 max_and_sum[kAtOnce];
-#pragma unroll
-    for (int j = 0; j < kAtOnce; ++j) {
-      const int split = base + j * step;
-      const float* from = first + split * record.words;
-      max_and_sum[j] = split < splits ? __ldcg(reinterpret_cast<const float2*>(from + record.stats + 2 * head))
-                                      : float2{-INFINITY, 0};
-#pragma unroll
-      for (int i = 0; i < kParts; ++i) {
-        const int dimension = 128 * i + 4 * lane;
-        vector[j][i] = split < splits && dimension < head_dim
-                           ? __ldcg(reinterpret_cast<const float4*>(from + head * head_dim + dimension))
-                           : float4{0, 0, 0, 0};
-      }
-    }
-#pragma unroll
-    for (int j = 0; j < kAtOnce; ++j) total.add(vector[j], max_and_sum[j].x, max_and_sum[j].y);
-  }
-  if (!together) {
-    store_head(a, sequence, head, total);
-    return;
-  }
-#pragma unroll
-  for (int i = 0; i < kParts; ++i) vectors[warp][i][lane] = total.vector[i];
-  if (lane == 0) stats[warp] = float2{total.max, total.sum};
-  __syncthreads();
-  if (warp != 0) return;
-#pragma unroll
-  for (int w = 1; w < kMergeWarps; ++w) {
-    float4 vector[kParts];
-#pragma unroll
-    for (int i = 0; i < kParts; ++i) vector[i] = vectors[w][i][lane];
-    total.add(vector, stats[w].x, stats[w].y);
-  }
-  store_head(a, sequence, head, total);
-}
-
 template <int kGroups>
-cudaError_t launch_decode(const Arguments& arguments, cudaStream_t stream) {
+cudaError_t launch_decode(const DecodeArguments& arguments, cudaStream_t stream) {
   int device = 0;
   int processors = 0;
   cudaError_t error = cudaGetDevice(&device);
@@ -499,7 +367,7 @@ cudaError_t launch_decode(const Arguments& arguments, cudaStream_t stream) {
   error = launch(kernel, dim3(processors * blocks_of_processor), dim3(kThreads), shared_bytes, stream, arguments);
   if (error != cudaSuccess) return error;
   const dim3 merge_grid((arguments.heads + kMergeWarps - 1) / kMergeWarps, arguments.sequences, kMergeWarps);
-  return launch(merge_kernel<(kGroups + 1) / 2>, merge_grid, dim3(kMergeThreads), 0, stream, arguments);
+  return launch(merge_splits<(kGroups + 1) / 2>, merge_grid, dim3(kMergeThreads), 0, stream, arguments);
 }
 
 }  // namespace
@@ -511,7 +379,7 @@ cudaError_t attention_decode(const std::uint16_t* q, std::int64_t q_stride, cons
   if (cache.head_dim % 8 != 0 || cache.head_dim < 8 || cache.head_dim > 256 || heads % cache.kv_heads != 0) {
     return cudaErrorInvalidValue;
   }
-  const Arguments arguments{
+  const DecodeArguments arguments{
       q, q_stride, cache, batch, sequences, heads, scale * 1.44269504f, out, static_cast<float*>(workspace)};
   switch ((cache.head_dim + 63) / 64) {
     case 1:
@@ -529,7 +397,7 @@ std::size_t attention_decode_workspace(int sequences, std::int64_t tokens, std::
                                        int head_dim) {
   const std::int64_t of_one = (context + kAttentionSplit - 1) / kAttentionSplit;
   const std::int64_t splits = std::min(tokens / kAttentionSplit + sequences, sequences * of_one);
-  return static_cast<std::size_t>(splits * Record(heads, head_dim).words) * sizeof(float);
+  return static_cast<std::size_t>(splits * SplitRecord(heads, head_dim).words) * sizeof(float);
 }
 
 }  // namespace glyd::cuda
