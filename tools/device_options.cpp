@@ -55,7 +55,7 @@ void DeviceArguments::declare(CommandLine& line) {
   line.choice("--activations", {"fp32", "bf16"}, activations_,
               "precision between products on the CPU; bf16 rounds where a GPU would");
   line.text("--gpu-memory", "SIZE", gpu_memory_,
-            "most memory to take on a GPU: a size, 48GB, or a share of all it has, 0.9");
+            "most memory to take on a GPU: a size, 48GB, or a share of all it has, 0.9; default: 0.92");
   line.flag("--enforce-eager", eager_, "start every kernel of a GPU's step on its own: no CUDA graphs");
   line.flag("--batch-invariant", batch_invariant_,
             "on a GPU: a prompt's results too depend on nothing else in its step, at some cost in speed");
