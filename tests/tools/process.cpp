@@ -14,11 +14,6 @@
 namespace glyd::test {
 namespace {
 
-#ifdef __SANITIZE_ADDRESS__
-constexpr bool kSanitized = true;
-#else
-constexpr bool kSanitized = false;
-#endif
 constexpr rlim_t kAddressSpace = rlim_t{1} << 30;
 
 // An anonymous file that holds `content`, read from its start.

@@ -9,6 +9,12 @@
 
 namespace glyd::test {
 
+#ifdef __SANITIZE_ADDRESS__
+inline constexpr bool kSanitized = true;
+#else
+inline constexpr bool kSanitized = false;
+#endif
+
 struct Invocation {
   std::vector<std::string> argv;  // argv[0] picks the command: "glyd-run"
   std::string input;              // stdin
