@@ -6,7 +6,6 @@
 #include <cstring>
 #include <limits>
 #include <numeric>
-#include <optional>
 #include <utility>
 
 #include "base/error.h"
@@ -32,7 +31,9 @@ struct Frequency {
 // exponent 0 never has to be one.
 struct Way {
   std::uint32_t pair, exception_flags;
+  std::uint32_t exceptions() const { return (exception_flags >> 28 & 1) + (exception_flags >> 29 & 1); }
 };
+static_assert(kFirstIsException == 1u << 28 && kSecondIsException == 1u << 29);
 std::array<Way, 4> ways_to_write(std::uint32_t pair) {
   const std::uint32_t first = first_of(pair) == 0 ? 0 : kFirstIsException;
   const std::uint32_t second = second_of(pair) == 0 ? 0 : kSecondIsException;
@@ -42,6 +43,10 @@ std::array<Way, 4> ways_to_write(std::uint32_t pair) {
 // The pairs of a code under construction.
 class Candidate {
  public:
+  void clear() {
+    for (const std::uint32_t pair : pairs_) slots_[pair] = 0;
+    pairs_.clear();
+  }
   std::size_t size() const { return pairs_.size(); }
   bool has(std::uint32_t pair) const { return slots_[pair] != 0; }
   void insert(std::uint32_t pair) {
@@ -80,21 +85,20 @@ class Candidate {
       std::uint64_t least = std::numeric_limits<std::uint64_t>::max();
       for (const Way& way : ways_to_write(f.pair)) {
         if (!has(way.pair)) continue;
-        const auto exceptions = static_cast<unsigned>(std::popcount(way.exception_flags));
-        least = std::min(least, lengths_[slots_[way.pair] - 1u] + exceptions * kExceptionCost);
+        least = std::min(least, lengths_[slots_[way.pair] - 1u] + way.exceptions() * kExceptionCost);
       }
       sum += f.count * least;
     }
     return sum;
   }
 
-  PairCode code() const {
+  std::vector<CodedPair> coded_pairs() const {
     std::vector<CodedPair> coded;
     for (std::size_t i = 0; i < size(); ++i) {
       coded.push_back({static_cast<std::uint8_t>(first_of(pairs_[i])), static_cast<std::uint8_t>(second_of(pairs_[i])),
                        lengths_[i]});
     }
-    return PairCode(std::move(coded));
+    return coded;
   }
 
  private:
@@ -190,18 +194,25 @@ std::vector<std::uint8_t> limited_lengths(std::span<const std::uint64_t> weights
   if (n == 1) return lengths;
 
   // Level by level from the deepest: the leaves merged with the packages (adjacent two) of the level before. Equal
-  // weights: leaves first. Kept of every level: which of its items are packages.
-  std::vector<std::vector<bool>> is_package;
+  // weights: leaves first. Kept of every level: which of its items are packages. Both lists end with a weight that is
+  // above all others, so that the merge, which takes either side by chance, needs no branches.
+  constexpr std::uint64_t kEnd = std::numeric_limits<std::uint64_t>::max();
+  std::vector<std::uint64_t> leaves(weights.begin(), weights.end());
+  leaves.push_back(kEnd);
+  std::vector<std::vector<std::uint8_t>> is_package;
   std::vector<std::uint64_t> items, packages;
   for (int level = 0; level < max_bits; ++level) {
     packages.clear();
     for (std::size_t i = 0; i + 1 < items.size(); i += 2) packages.push_back(items[i] + items[i + 1]);
-    items.clear();
-    std::vector<bool>& kinds = is_package.emplace_back();
-    for (std::size_t leaf = 0, package = 0; leaf < n || package < packages.size();) {
-      const bool take_package = leaf == n || (package < packages.size() && packages[package] < weights[leaf]);
-      items.push_back(take_package ? packages[package++] : weights[leaf++]);
-      kinds.push_back(take_package);
+    items.resize(n + packages.size());
+    packages.push_back(kEnd);
+    std::vector<std::uint8_t>& kinds = is_package.emplace_back(items.size());
+    for (std::size_t i = 0, leaf = 0, package = 0; i < items.size(); ++i) {
+      const bool take_package = packages[package] < leaves[leaf];
+      items[i] = std::min(packages[package], leaves[leaf]);
+      kinds[i] = take_package;
+      package += take_package;
+      leaf += !take_package;
     }
   }
 
@@ -209,7 +220,7 @@ std::vector<std::uint8_t> limited_lengths(std::span<const std::uint64_t> weights
   std::size_t taken = 2 * n - 2;
   for (std::size_t level = is_package.size(); level-- > 0;) {
     const auto end = is_package[level].begin() + static_cast<std::ptrdiff_t>(taken);
-    const auto package_count = static_cast<std::size_t>(std::count(is_package[level].begin(), end, true));
+    const auto package_count = static_cast<std::size_t>(std::count(is_package[level].begin(), end, 1));
     for (std::size_t leaf = 0; leaf < taken - package_count; ++leaf) ++lengths[leaf];
     taken = 2 * package_count;
   }
@@ -233,11 +244,12 @@ PairCode choose_code(const PairHistogram& histogram, int max_bits) {
   const auto codeable_count = static_cast<std::size_t>(
       std::count_if(all.begin(), all.end(), [](const Frequency& f) { return codeable(f.pair); }));
 
-  std::optional<Candidate> best;
-  std::uint64_t least = 0;
+  std::vector<CodedPair> best;
+  std::uint64_t least = std::numeric_limits<std::uint64_t>::max();
   std::size_t best_n = 0;
+  Candidate code;  // used for all, since it is large
   const auto try_most_frequent = [&](std::size_t n) {
-    Candidate code;
+    code.clear();
     for (std::size_t i = 0; i < n; ++i) code.insert(all[i].pair);
     if (n == 0 || n < all.size() || strands_lone(histogram, code)) {
       code.insert(0);
@@ -245,10 +257,10 @@ PairCode choose_code(const PairHistogram& histogram, int max_bits) {
     }
     if (code.size() > std::size_t{1} << max_bits) return;
     code.assign_lengths(all, max_bits);
-    if (const std::uint64_t cost = code.cost(all); !best || cost < least) {
+    if (const std::uint64_t cost = code.cost(all); cost < least) {
       least = cost;
       best_n = n;
-      best = std::move(code);
+      best = code.coded_pairs();
     }
   };
   // The cost has one broad valley: coarse steps find it, fine ones its bottom.
@@ -259,7 +271,7 @@ PairCode choose_code(const PairHistogram& histogram, int max_bits) {
   const std::size_t middle = best_n;
   const std::size_t end = std::min(most + 1, middle + kCoarse);
   for (std::size_t n = middle > kCoarse ? middle - kCoarse + kFine : 1; n < end; n += kFine) try_most_frequent(n);
-  return best->code();
+  return PairCode(std::move(best));
 }
 
 PairEncoder::PairEncoder(const PairCode& code) : entries_(kPairs, kNotCoded) {
@@ -275,8 +287,7 @@ PairEncoder::PairEncoder(const PairCode& code) : entries_(kPairs, kNotCoded) {
     for (const Way& way : ways_to_write(pair)) {
       const std::uint32_t word = words[way.pair];
       if (word & kNotCoded) continue;
-      const auto exceptions = static_cast<std::uint32_t>(std::popcount(way.exception_flags));
-      if (const std::uint32_t cost = (word >> 24) + kExceptionBits * exceptions; cost < least) {
+      if (const std::uint32_t cost = (word >> 24) + kExceptionBits * way.exceptions(); cost < least) {
         least = cost;
         entries_[pair] = word | way.exception_flags;
       }
