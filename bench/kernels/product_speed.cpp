@@ -1,7 +1,7 @@
 // Times the products of a layer's matrices: packed weights, the own kernel on plain weights, and cuBLAS, one after the
 // other in one run, launches inside a CUDA graph over enough copies of the weights that no cache holds them.
 //
-// product_speed [--shapes qwen3-32b,...] [--columns 1,8,32] [--heights 0] [--generic] [--repeats 15]
+// product_speed [--shapes qwen3-32b,...] [--columns 1,8,32] [--heights 0] [--matrix gate,up] [--generic] [--repeats 15]
 // A height of 0 is the one that make_partition() chooses.
 
 #include <cuda_runtime_api.h>
@@ -99,6 +99,7 @@ struct Totals {
 
 int main(int argc, char** argv) {
   std::string models = "qwen3-32b", columns = "1,8,16,32,64,128", heights = "0";
+  std::string matrix;
   int repeats = 15;
   cuda::KernelSet set = cuda::KernelSet::Hopper;
   for (int i = 1; i < argc; ++i) {
@@ -107,6 +108,8 @@ int main(int argc, char** argv) {
       set = cuda::KernelSet::Generic;
     } else if (i + 1 < argc && option == "--shapes") {
       models = argv[++i];
+    } else if (i + 1 < argc && option == "--matrix") {
+      matrix = argv[++i];
     } else if (i + 1 < argc && option == "--columns") {
       columns = argv[++i];
     } else if (i + 1 < argc && option == "--heights") {
@@ -132,7 +135,7 @@ int main(int argc, char** argv) {
   for (const std::string& model : split(models)) {
     std::vector<Totals> totals(split(columns).size());
     for (const Shape& shape : kShapes) {
-      if (model != shape.model) continue;
+      if (model != shape.model || (!matrix.empty() && matrix != shape.name)) continue;
       // Some rows are made and packed, and repeated until the matrix is full; the last rows are what is left over.
       const int unique = shape.rows % 1024 == 0 ? 1024 : shape.rows % 512 == 0 ? 512 : shape.rows % 256 == 0 ? 256 : 64;
       std::vector<Bf16> weights(static_cast<std::size_t>(unique) * shape.cols);
@@ -182,10 +185,9 @@ int main(int argc, char** argv) {
         for (const std::string& height : split(heights)) {
           cuda::Partition p =
               cuda::make_partition(shape.rows, shape.cols, device.multiProcessorCount, host.max_block_bytes);
-          if (height != "0") {
-            p.height = std::atoi(height.c_str());
-            p.ctas = static_cast<int>(std::min<std::int64_t>(device.multiProcessorCount, p.steps()));
-          }
+          if (height != "0")
+            p = cuda::partition_of_height(shape.rows, shape.cols, device.multiProcessorCount,
+                                          std::atoi(height.c_str()));
           const double t_packed = time_launches(stream, repeats, [&](int i) {
             check(cuda::multiply(set, resident[static_cast<std::size_t>(i % copies)], p, activations, tokens, partials,
                                  stream),

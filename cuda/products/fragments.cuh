@@ -16,6 +16,17 @@ using Fragments = std::uint32_t[2][4];
 extern __shared__ __align__(1024) unsigned char shared_memory[];
 inline constexpr std::uint32_t kTableBytes = kTableEntries * 32 * 4;
 
+// 1 in a register, of which the compiler does not know it (blocks have one row of threads).
+__device__ __forceinline__ std::uint32_t opaque_one() {
+  std::uint32_t row;
+  asm volatile("mov.u32 %0, %%tid.y;" : "=r"(row));
+  return row + 1;
+}
+
+// Sign+mantissa bytes lie woven (weave() in resident.h): a word holds those of a column pair's four
+// weights, row g's where a bf16 pair has them, row g + 8's where a rotation by 8 puts them there. One lop3 merges the
+// exponents into the rest of the bits.
+//
 // The decoder of one lane: two bit streams, row g's upwards from the lane's start, row g + 8's downwards from the same
 // place (its words are mirrored when they are fetched, then it is like the other). A window of 64 bits slides over
 // each.
@@ -31,13 +42,13 @@ class StreamPair {
     const std::uint32_t header = load_shared(unit);
     const std::uint32_t words = header & 0x3FF, count = header >> 11 & 0x1FFF;
     const bool wide = (header >> 10 & 1) != 0;
-    mask = header >> 24;
-    exceptions = unit + 4 + (wide ? 2 * codec::kLanes : codec::kLanes);
-    const std::uint32_t bits = exceptions + 4 * count;
+    list_ = unit + 4 + (wide ? 2 * codec::kLanes : codec::kLanes);
+    const std::uint32_t bits = list_ + 4 * count;
+    list_end_ = bits;
+    entry_ = count == 0 ? kNoException : load_shared(list_);
     const std::uint32_t start = wide ? load_shared_u16(unit + 4 + 2 * lane)
                                      : words * lane + words / 2 + load_shared_u8(unit + 4 + lane) - codec::kStartBias;
-    exceptions_end = bits;
-    // 7 bits before the first one to be read. The word before the bits may be touched, never used.
+    // 7 bits before the first one to be read. Words around the bits may be touched, never used.
     const std::uint32_t up = start + 25;  // + 32 - 7
     at_[0] = bits + (up >> 5) * 4 - 4;
     position_[0] = up & 31;
@@ -46,14 +57,16 @@ class StreamPair {
     position_[1] = 31 - (down & 31);
     low_[0] = load_shared(at_[0]);
     high_[0] = load_shared(at_[0] + 4);
+    next_[0] = load_shared(at_[0] + 8);
     low_[1] = __brev(load_shared(at_[1]));
     high_[1] = __brev(load_shared(at_[1] - 4));
-    at_[0] += 8;
-    at_[1] -= 8;
+    next_[1] = load_shared(at_[1] - 8);
+    at_[0] += 12;
+    at_[1] -= 12;
   }
 
   // One group of 32 columns; `bytes`: the lane's 16 sign+mantissa bytes, lane4: lane * 4.
-  __device__ __forceinline__ void decode(uint4 bytes, std::uint32_t lane4, Fragments& a) {
+  __device__ __forceinline__ void decode(uint4 bytes, std::uint32_t lane4, std::uint32_t one, Fragments& a) {
     const std::uint32_t words[4] = {bytes.x, bytes.y, bytes.z, bytes.w};
 #pragma unroll
     for (int s = 0; s < 2; ++s) {
@@ -63,64 +76,74 @@ class StreamPair {
         const std::uint32_t first = table_entry(window, lane4);
         window = __funnelshift_r(window, 0, first);
         const std::uint32_t second = table_entry(window, lane4);
+        const std::uint32_t before = position_[t];
         position_[t] += first + second;
-        advance(t);
-        a[s][t] = select_bits(first, spread(words[2 * s], t), 0x7F807F80);
-        a[s][t + 2] = select_bits(second, spread(words[2 * s + 1], t), 0x7F807F80);
+        advance(t, before, one);
+        a[s][t] = select_bits(first, t == 0 ? words[2 * s] : rotated(words[2 * s]), 0x7F807F80);
+        a[s][t + 2] = select_bits(second, t == 0 ? words[2 * s + 1] : rotated(words[2 * s + 1]), 0x7F807F80);
       }
     }
   }
 
-  // Puts the listed weights of group g in their places, where the streams have left +0. The list is in the order of
-  // groups, lanes, bytes; the same for all lanes.
-  __device__ __forceinline__ void patch(int g, std::uint32_t lane, Fragments& a) {
-    if ((mask >> g & 1) == 0) return;
-    do {
-      const std::uint32_t entry = load_shared(exceptions);
-      if (entry >> 25 != static_cast<std::uint32_t>(g)) break;
-      exceptions += 4;
-      const std::uint32_t weight = (entry >> 20 & 31) == lane ? (entry & 0xFFFF) << (entry >> 12 & 16) : 0;
-      const std::uint32_t place = entry >> 17 & 7;  // column pair * 2 + row half
-#pragma unroll
-      for (std::uint32_t i = 0; i < 8; ++i) {
-        if (place == i) a[i >> 2][(i & 1) + (i & 2)] |= weight;
-      }
-    } while (exceptions != exceptions_end);
+  // Puts the listed weights of a group in their places, where the streams have left +0. The list is in the order of
+  // groups, lanes, bytes; it is the same for all lanes. `limit`: the group's number + 1, where an entry has its group.
+  __device__ __forceinline__ void patch(std::uint32_t limit, std::uint32_t lane, Fragments& a) {
+    while (entry_ < limit) {
+      const std::uint32_t entry = entry_;
+      list_ += 4;
+      entry_ = list_ == list_end_ ? kNoException : load_shared(list_);
+      const std::uint32_t weight = (entry & 0x10000) != 0 ? entry << 16 : entry & 0xFFFF;
+      const std::uint32_t mine = (entry >> 20 & 31) == lane ? weight : 0;
+      // All lanes take the same way: column pair 2 s + h, row half t.
+      asm volatile(
+          "{ .reg .pred p, q, r; .reg .u32 b; and.b32 b, %8, 0x80000; setp.ne.u32 p, b, 0; and.b32 b, %8, 0x40000; "
+          "setp.ne.u32 q, b, 0; and.b32 b, %8, 0x20000; setp.ne.u32 r, b, 0; "
+          "@p bra.uni second; @q bra.uni one; @r bra.uni z1; add.u32 %0, %0, %9; bra.uni done; "
+          "z1: add.u32 %1, %1, %9; bra.uni done; one: @r bra.uni o1; add.u32 %2, %2, %9; bra.uni done; "
+          "o1: add.u32 %3, %3, %9; bra.uni done; second: @q bra.uni three; @r bra.uni t1; add.u32 %4, %4, %9; "
+          "bra.uni done; t1: add.u32 %5, %5, %9; bra.uni done; three: @r bra.uni h1; add.u32 %6, %6, %9; bra.uni done; "
+          "h1: add.u32 %7, %7, %9; done: }"
+          : "+r"(a[0][0]), "+r"(a[0][1]), "+r"(a[0][2]), "+r"(a[0][3]), "+r"(a[1][0]), "+r"(a[1][1]), "+r"(a[1][2]),
+            "+r"(a[1][3])
+          : "r"(entry), "r"(mine));
+    }
   }
+  static constexpr std::uint32_t kNoException = 0xFFFFFFFF;
+  static constexpr std::uint32_t kGroupOfException = 1u << 25;
 
  private:
   static __device__ __forceinline__ std::uint32_t table_entry(std::uint32_t window, std::uint32_t lane4) {
     return *reinterpret_cast<const std::uint32_t*>(shared_memory + select_bits(window, lane4, 0xFF80));
   }
 
-  // Sign and mantissa of two weights, from bytes 2 t and 2 t + 1: a byte's sign becomes all of the upper half, of which
-  // the exponents then take what is theirs.
-  static __device__ __forceinline__ std::uint32_t spread(std::uint32_t bytes, int t) {
-    std::uint32_t d;
-    if (t == 0) {
-      asm("prmt.b32 %0, %1, 0, 0x9180;" : "=r"(d) : "r"(bytes));
-    } else {
-      asm("prmt.b32 %0, %1, 0, 0xB3A2;" : "=r"(d) : "r"(bytes));
-    }
-    return d;
-  }
+  static __device__ __forceinline__ std::uint32_t rotated(std::uint32_t word) { return __funnelshift_r(word, word, 8); }
 
-  __device__ __forceinline__ void advance(int t) {
+  // Moves the window on by a word where bit 5 of the position has changed. The word that is fetched is the one behind
+  // the window, so nothing waits for it. The products by one are moves and an addition that go to the multiplier's
+  // pipe: the integer pipe is what this kernel is short of.
+  __device__ __forceinline__ void advance(int t, std::uint32_t before, std::uint32_t one) {
+    const std::uint32_t coming = t == 0 ? next_[0] : __brev(next_[1]);
     if (t == 0) {
       asm volatile(
-          "{ .reg .pred p; .reg .u32 q; and.b32 q, %0, 32; setp.ne.u32 p, q, 0; @p mov.u32 %1, %2; "
-          "@p ld.shared.u32 %2, [%3]; @p add.u32 %3, %3, 4; @p xor.b32 %0, %0, 32; }"
-          : "+r"(position_[t]), "+r"(low_[t]), "+r"(high_[t]), "+r"(at_[t]));
+          "{ .reg .pred p; .reg .u32 q; lop3.b32 q, %4, %5, 32, 0x28; setp.ne.u32 p, q, 0; @p mad.lo.u32 %0, %1, %6, "
+          "0; "
+          "@p mad.lo.u32 %1, %7, %6, 0; @p ld.shared.u32 %2, [%3]; @p mad.lo.u32 %3, %6, 4, %3; }"
+          : "+r"(low_[t]), "+r"(high_[t]), "+r"(next_[t]), "+r"(at_[t])
+          : "r"(position_[t]), "r"(before), "r"(one), "r"(coming));
     } else {
       asm volatile(
-          "{ .reg .pred p; .reg .u32 q; and.b32 q, %0, 32; setp.ne.u32 p, q, 0; @p mov.u32 %1, %2; "
-          "@p ld.shared.u32 %2, [%3]; @p brev.b32 %2, %2; @p sub.u32 %3, %3, 4; @p xor.b32 %0, %0, 32; }"
-          : "+r"(position_[t]), "+r"(low_[t]), "+r"(high_[t]), "+r"(at_[t]));
+          "{ .reg .pred p; .reg .u32 q; lop3.b32 q, %4, %5, 32, 0x28; setp.ne.u32 p, q, 0; @p mad.lo.u32 %0, %1, %6, "
+          "0; "
+          "@p mad.lo.u32 %1, %7, %6, 0; @p ld.shared.u32 %2, [%3]; @p mad.lo.u32 %3, %6, -4, %3; }"
+          : "+r"(low_[t]), "+r"(high_[t]), "+r"(next_[t]), "+r"(at_[t])
+          : "r"(position_[t]), "r"(before), "r"(one), "r"(coming));
     }
   }
 
-  std::uint32_t low_[2], high_[2], at_[2], position_[2];
-  std::uint32_t exceptions, exceptions_end, mask;
+  std::uint32_t low_[2], high_[2];  // the window
+  std::uint32_t next_[2], at_[2];   // the word behind it, as it lies in memory, and the address of the one after that
+  std::uint32_t position_[2];
+  std::uint32_t list_, list_end_, entry_;  // exceptions: addresses, and the entry to come
 };
 
 }  // namespace glyd::cuda

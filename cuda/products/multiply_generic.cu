@@ -40,18 +40,38 @@ __device__ __forceinline__ void copies_wait() {
   asm volatile("cp.async.wait_group %0;" ::"n"(kPending) : "memory");
 }
 
+// acc += a * x, with activations from the cache.
+template <int kColumns>
+struct CachedProduct {
+  struct X {};
+  float (&acc)[kColumns / 8][4];
+  const std::uint8_t* x;  // the lane's part of the block's activations
+
+  __device__ __forceinline__ X load(int) const { return {}; }
+  __device__ __forceinline__ void run(int g, const Fragments& a, const X&) {
+#pragma unroll
+    for (int n = 0; n < kColumns / 8; ++n) {
+      const uint4 b = *reinterpret_cast<const uint4*>(x + g * (kColumns * 64) + n * 512);
+      mma_16816(acc[n], a[0], b.x, b.y);
+      mma_16816(acc[n], a[1], b.z, b.w);
+    }
+  }
+  __device__ __forceinline__ void finish() {}
+};
+
 template <class Matrix, int kColumns>
 __global__ void __launch_bounds__(kMaxGenericGroups<kColumns> * 128, 1)
     multiply_generic_kernel(const __grid_constant__ GenericArguments<Matrix> args) {
-  using Cursor = typename Source<Matrix>::Cursor;
+  using Walk = typename Source<Matrix>::Walk;
   constexpr bool kPacked = Source<Matrix>::kPacked;
   const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31;
   const Partition& p = args.partition;
-  const int begin = static_cast<int>(p.first_step(blockIdx.x)), end = static_cast<int>(p.first_step(blockIdx.x + 1));
+  const int begin = p.first[blockIdx.x], end = p.first[blockIdx.x + 1];
   if (begin == end) return;
-  const int blocks = static_cast<int>(p.col_blocks()), row_groups = static_cast<int>(p.row_groups());
+  const int blocks = p.col_blocks();
   const int groups = static_cast<int>((p.cols + codec::kGroupCols - 1) / codec::kGroupCols);
   const int passes = (p.height + args.pass_groups - 1) / args.pass_groups;
+  const std::uint32_t one = opaque_one();
   const std::uint32_t buffers =
       shared_address(shared_memory) + (kPacked ? kTableBytes : 0) + (warp >> 2) * 2 * args.slot_bytes;
 
@@ -71,8 +91,9 @@ __global__ void __launch_bounds__(kMaxGenericGroups<kColumns> * 128, 1)
     // The 4 warps fetch the block of step u into one of their two buffers.
     const auto fetch = [&](int u) {
       if constexpr (kPacked) {
-        const std::int64_t group = std::int64_t{u} / blocks * p.height + place;
-        if (u < end && group < row_groups) {
+        const int row = u / blocks;
+        if (u < end && place < p.groups_of(row)) {
+          const std::int64_t group = p.first_group(row) + place;
           const std::uint32_t* offset = args.weights.block_offsets + group * blocks + u % blocks;
           const std::uint8_t* from = args.weights.streams + static_cast<std::int64_t>(offset[0]) * 16;
           const std::uint32_t to = buffers + ((u - begin) & 1) * args.slot_bytes;
@@ -86,21 +107,15 @@ __global__ void __launch_bounds__(kMaxGenericGroups<kColumns> * 128, 1)
       if constexpr (kPacked) asm volatile("bar.sync %0, 128;" ::"r"(1 + (warp >> 2)) : "memory");
     };
     fetch(begin);
-    Cursor cursor(args.weights, p, step_row * p.height + place, block * static_cast<int>(codec::kBlockGroups), warp,
-                  lane);
-    typename Cursor::Raw raw[Cursor::kAhead];
-#pragma unroll
-    for (int i = 0; i < Cursor::kAhead; ++i) {
-      raw[i] = cursor.load();
-      cursor.advance();
-    }
+    Walk walk(args.weights, p, step_row, place, block, warp, lane);
+    typename Walk::Raw raw[2] = {walk.load(0), walk.load(1)};
     float acc[kColumns / 8][4];
 #pragma unroll
     for (auto& column : acc) column[0] = column[1] = column[2] = column[3] = 0;
 
     for (int u = begin; u < end; ++u) {
-      const int row_group = step_row * p.height + place;
-      const bool valid = row_group < row_groups;
+      const int row_group = p.first_group(step_row) + place;
+      const bool valid = place < p.groups_of(step_row);
       fetch(u + 1);
       if constexpr (kPacked) copies_wait<1>();
       meet();
@@ -111,24 +126,9 @@ __global__ void __launch_bounds__(kMaxGenericGroups<kColumns> * 128, 1)
             args.x + (static_cast<std::int64_t>(block) * codec::kBlockGroups * (kColumns / 8) * 32 + lane) * 16;
         const int first = block * static_cast<int>(codec::kBlockGroups);
         const int count = min(groups - first, static_cast<int>(codec::kBlockGroups));
-#pragma unroll 1
-        for (int g = 0; g < count; g += Cursor::kAhead) {
-#pragma unroll
-          for (int i = 0; i < Cursor::kAhead; ++i) {
-            if (i > 0 && g + i >= count) break;
-            Fragments a;
-            unit.fragments(raw[i], g + i, lane, lane * 4, a);
-            raw[i] = cursor.load();
-            cursor.advance();
-#pragma unroll
-            for (int n = 0; n < kColumns / 8; ++n) {
-              const uint4 b = *reinterpret_cast<const uint4*>(x + n * 512);
-              mma_16816(acc[n], a[0], b.x, b.y);
-              mma_16816(acc[n], a[1], b.z, b.w);
-            }
-            x += kColumns * 64;
-          }
-        }
+        CachedProduct<kColumns> product{acc, x};
+        run_block(unit, walk, raw, count, lane, one, product);
+        walk.step();
       }
       meet();  // the buffer may be filled again
       if (++block == blocks || u + 1 == end) {

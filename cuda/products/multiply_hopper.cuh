@@ -49,38 +49,63 @@ inline constexpr int kMaxPassGroups = kColumns <= 16   ? 7
 
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL) || !defined(__CUDA_ARCH__)
 
-// Acc += A * B of one group: two k16 steps. `x`: shared address of the group's activations.
+// acc += a * x, a group of two k16 steps at a time, from a block's activations in shared memory.
 template <int kColumns, bool kWarpGroup>
-struct Step;
+struct BlockProduct;
 
 template <int kColumns>
-struct Step<kColumns, false> {
-  static __device__ __forceinline__ void run(float (&acc)[kColumns / 8][4], const Fragments& a, std::uint32_t x,
-                                             int lane, int) {
+struct BlockProduct<kColumns, false> {
+  struct X {
+    uint4 columns[kColumns / 8];
+  };
+  float (&acc)[kColumns / 8][4];
+  std::uint32_t x;  // shared address of the block's activations
+  int lane;
+  int& fresh;
+
+  __device__ __forceinline__ X load(int g) const {
+    X out;
+#pragma unroll
+    for (int n = 0; n < kColumns / 8; ++n)
+      out.columns[n] = load_shared_16(x + g * (codec::kGroupCols * kColumns * 2) + n * 512 + lane * 16);
+    return out;
+  }
+  __device__ __forceinline__ void run(int, const Fragments& a, const X& b) {
 #pragma unroll
     for (int n = 0; n < kColumns / 8; ++n) {
-      const uint4 b = load_shared_16(x + n * 512 + lane * 16);
-      mma_16816(acc[n], a[0], b.x, b.y);
-      mma_16816(acc[n], a[1], b.z, b.w);
+      mma_16816(acc[n], a[0], b.columns[n].x, b.columns[n].y);
+      mma_16816(acc[n], a[1], b.columns[n].z, b.columns[n].w);
     }
   }
+  __device__ __forceinline__ void finish() {}
 };
+
 template <int kColumns>
-struct Step<kColumns, true> {
-  static __device__ __forceinline__ void run(float (&acc)[kColumns / 8][4], const Fragments& a, std::uint32_t x, int,
-                                             int fresh) {
+struct BlockProduct<kColumns, true> {
+  struct X {};
+  float (&acc)[kColumns / 8][4];
+  std::uint32_t x;
+  int lane;
+  int& fresh;  // 0: the sums are to begin at zero
+
+  __device__ __forceinline__ X load(int) const { return {}; }
+  __device__ __forceinline__ void run(int g, const Fragments& a, const X&) {
+    const std::uint32_t at = x + g * (codec::kGroupCols * kColumns * 2);
     wgmma_fence();
-    Wgmma<kColumns>::step(acc, a[0], wgmma_descriptor<kColumns>(x), fresh);
-    Wgmma<kColumns>::step(acc, a[1], wgmma_descriptor<kColumns>(x + 32 * kColumns), 1);
+    Wgmma<kColumns>::step(acc, a[0], wgmma_descriptor<kColumns>(at), fresh);
+    Wgmma<kColumns>::step(acc, a[1], wgmma_descriptor<kColumns>(at + 32 * kColumns), 1);
     wgmma_commit();
+    fresh = 1;
+    wgmma_wait<1>();  // the other fragments are free
   }
+  __device__ __forceinline__ void finish() { wgmma_wait<0>(); }
 };
 
 template <class Matrix, int kColumns>
 __device__ void produce(const MultiplyArguments<Matrix>& args, std::uint32_t ring, std::uint32_t full,
                         std::uint32_t empty, int begin, int end, int lane) {
   const Partition& p = args.partition;
-  const int blocks = static_cast<int>(p.col_blocks()), row_groups = static_cast<int>(p.row_groups());
+  const int blocks = p.col_blocks();
   const int groups = static_cast<int>((p.cols + codec::kGroupCols - 1) / codec::kGroupCols);
   constexpr std::uint32_t kGroupX = codec::kGroupCols * kColumns * 2;
   const std::uint32_t stage_bytes = args.pass_groups * args.slot_bytes + codec::kBlockGroups * kGroupX;
@@ -97,8 +122,9 @@ __device__ void produce(const MultiplyArguments<Matrix>& args, std::uint32_t rin
           min(groups - block * static_cast<int>(codec::kBlockGroups), static_cast<int>(codec::kBlockGroups)) * kGroupX;
       std::uint32_t from = 0, bytes = 0;
       if constexpr (Source<Matrix>::kPacked) {
-        const int group = u / blocks * p.height + pass * args.pass_groups + lane;
-        if (lane < args.pass_groups && pass * args.pass_groups + lane < p.height && group < row_groups) {
+        const int row = u / blocks, place = pass * args.pass_groups + lane;
+        if (lane < args.pass_groups && place < p.groups_of(row)) {
+          const int group = p.first_group(row) + place;
           const std::uint32_t* offset = args.weights.block_offsets + static_cast<std::int64_t>(group) * blocks + block;
           from = offset[0];
           bytes = (offset[1] - from) * 16;
@@ -139,76 +165,41 @@ __device__ void produce(const MultiplyArguments<Matrix>& args, std::uint32_t rin
 template <class Matrix, int kColumns, bool kWarpGroup>
 __device__ void consume(const MultiplyArguments<Matrix>& args, std::uint32_t ring, std::uint32_t full,
                         std::uint32_t empty, int begin, int end, int warp, int lane) {
-  using Cursor = typename Source<Matrix>::Cursor;
+  using Walk = typename Source<Matrix>::Walk;
   const Partition& p = args.partition;
-  const int blocks = static_cast<int>(p.col_blocks()), row_groups = static_cast<int>(p.row_groups());
+  const int blocks = p.col_blocks();
   const int groups = static_cast<int>((p.cols + codec::kGroupCols - 1) / codec::kGroupCols);
   constexpr std::uint32_t kGroupX = codec::kGroupCols * kColumns * 2;
   const std::uint32_t stage_bytes = args.pass_groups * args.slot_bytes + codec::kBlockGroups * kGroupX;
-  const std::uint32_t lane4 = lane * 4;
   const int passes = (p.height + args.pass_groups - 1) / args.pass_groups;
+  const std::uint32_t one = opaque_one();
   int stage = 0;
   std::uint32_t parity = 0;
 
   for (int pass = 0; pass < passes; ++pass) {
     const int place = pass * args.pass_groups + (warp >> 2);  // of the row group in the step
-    const bool working = place < p.height;
     int step_row = begin / blocks, block = begin % blocks;
-    Cursor cursor(args.weights, p, step_row * p.height + place, block * static_cast<int>(codec::kBlockGroups), warp,
-                  lane);
-    typename Cursor::Raw raw[Cursor::kAhead];
-#pragma unroll
-    for (int i = 0; i < Cursor::kAhead; ++i) {
-      raw[i] = cursor.load();
-      cursor.advance();
-    }
+    Walk walk(args.weights, p, step_row, place, block, warp, lane);
+    int row_group = p.first_group(step_row) + place;
+    bool valid = place < p.groups_of(step_row);
+    typename Walk::Raw raw[2] = {walk.load(0), walk.load(1)};
     float acc[kColumns / 8][4];
 #pragma unroll
     for (auto& column : acc) column[0] = column[1] = column[2] = column[3] = 0;
     int fresh = 0;
 
     for (int u = begin; u < end; ++u) {
-      const int row_group = step_row * p.height + place;
-      const bool valid = working && row_group < row_groups;
       barrier_wait(full + 8 * stage, parity);
       if (valid) {
         const std::uint32_t at = ring + stage * stage_bytes;
-        std::uint32_t x = at + args.pass_groups * args.slot_bytes;
+        const std::uint32_t x = at + args.pass_groups * args.slot_bytes;
         typename Source<Matrix>::Unit unit;
         unit.open(at + (warp >> 2) * args.slot_bytes, warp, lane);
         const int count =
             min(groups - block * static_cast<int>(codec::kBlockGroups), static_cast<int>(codec::kBlockGroups));
-        if constexpr (!kWarpGroup) {
-#pragma unroll 1
-          for (int g = 0; g < count; g += Cursor::kAhead) {
-#pragma unroll
-            for (int i = 0; i < Cursor::kAhead; ++i) {
-              if (i > 0 && g + i >= count) break;
-              Fragments a;
-              unit.fragments(raw[i], g + i, lane, lane4, a);
-              raw[i] = cursor.load();
-              cursor.advance();
-              Step<kColumns, false>::run(acc, a, x, lane, 1);
-              x += kGroupX;
-            }
-          }
-        } else {
-          Fragments a[2];
-#pragma unroll 1
-          for (int g = 0; g < count; g += 2) {
-#pragma unroll
-            for (int i = 0; i < 2; ++i) {
-              if (i > 0 && g + i >= count) break;
-              unit.fragments(raw[i], g + i, lane, lane4, a[i]);
-              raw[i] = cursor.load();
-              cursor.advance();
-              Step<kColumns, true>::run(acc, a[i], x, lane, fresh);
-              fresh = 1;
-              x += kGroupX;
-            }
-            wgmma_wait<0>();
-          }
-        }
+        BlockProduct<kColumns, kWarpGroup> product{acc, x, lane, fresh};
+        run_block(unit, walk, raw, count, lane, one, product);
+        walk.step();
       }
       __syncwarp();
       if (lane == 0) barrier_arrive(empty + 8 * stage);
@@ -220,7 +211,10 @@ __device__ void consume(const MultiplyArguments<Matrix>& args, std::uint32_t rin
         if (valid) store_partials(p, args.partials, args.tokens, step_row, row_group, warp, lane, acc);
         fresh = 0;
         block = 0;
-        ++step_row;
+        if (++step_row < p.steps_down) {
+          row_group = p.first_group(step_row) + place;
+          valid = place < p.groups_of(step_row);
+        }
       }
     }
   }
@@ -244,8 +238,8 @@ __global__ void __launch_bounds__((kMaxPassGroups<kColumns> * 4 + 1) * 32, 1)
   }
   barrier_init_done();
   __syncthreads();
-  const int begin = static_cast<int>(args.partition.first_step(blockIdx.x));
-  const int end = static_cast<int>(args.partition.first_step(blockIdx.x + 1));
+  const int begin = args.partition.first[blockIdx.x];
+  const int end = args.partition.first[blockIdx.x + 1];
   if (begin == end) return;
   if (warp == consumers) {
     produce<Matrix, kColumns>(args, ring, full, empty, begin, end, lane);

@@ -12,20 +12,55 @@ cudaError_t multiply_packed_generic(const ResidentMatrix&, const Partition&, con
                                     cudaStream_t);
 cudaError_t multiply_plain_generic(const PlainMatrix&, const Partition&, const Activations&, int, float*, cudaStream_t);
 
-// Time of a step grows with its height; with fewer warps a multiprocessor hides less of its latencies. The factors are
-// those of measurements on an H200 (bench/results/products.md).
+Partition partition_of_height(std::int64_t rows, std::int64_t cols, int multiprocessors, int height) {
+  Partition p;
+  p.rows = rows;
+  p.cols = cols;
+  const int groups = p.row_groups(), blocks = p.col_blocks();
+  p.steps_down = (groups + height - 1) / height;
+  p.height = (groups + p.steps_down - 1) / p.steps_down;
+  p.ctas = std::min({multiprocessors, Partition::kMaxCtas, p.steps()});
+  // Every thread block's first step is the one that begins nearest to its share of all blocks, and no other's.
+  int step = 0, row = 0;
+  for (int cta = 0; cta < p.ctas; ++cta) {
+    const std::int64_t share = std::int64_t{groups} * blocks * cta / p.ctas;
+    const auto begins_at = [&](int s) {
+      return std::int64_t{p.first_group(s / blocks)} * blocks + std::int64_t{p.groups_of(s / blocks)} * (s % blocks);
+    };
+    while (step + 1 < p.steps() && begins_at(step) + p.groups_of(step / blocks) / 2 < share) ++step;
+    if (cta > 0) step = std::max(step, p.first[cta - 1] + 1);
+    step = std::min(step, p.steps() - (p.ctas - cta));  // the others need a step each
+    p.first[cta] = step;
+    row = step / blocks;
+    int piece = 0;
+    for (int before = cta - 1; step % blocks != 0 && before >= 0; --before) {
+      ++piece;
+      if (p.first[before] <= row * blocks) break;
+    }
+    p.split[cta] = static_cast<std::uint8_t>(piece);
+  }
+  p.first[p.ctas] = p.steps();
+  return p;
+}
+
+// A thread block's time grows with its blocks of weights; with fewer warps a multiprocessor hides less of its
+// latencies. The factors are those of measurements on an H200 (bench/results/products.md).
 Partition make_partition(std::int64_t rows, std::int64_t cols, int multiprocessors, std::uint32_t max_block_bytes) {
   constexpr int kMaxHeight = 7;
-  constexpr double kFactor[kMaxHeight + 1] = {0, 1.8, 1.3, 1.12, 1.05, 1.02, 1.01, 1.0};
+  constexpr double kFactor[kMaxHeight + 1] = {0, 1.8, 1.3, 1.2, 1.15, 1.08, 1.05, 1.0};
   constexpr std::uint32_t kRing = 2 * 70 * 1024;  // two stages of blocks beside the table and 32 columns' activations
   Partition best;
   double least = 0;
   for (int height = 1; height <= kMaxHeight; ++height) {
     if (height > 1 && 2 * height * max_block_bytes > kRing) break;
-    Partition p{rows, cols, height, multiprocessors};
-    p.ctas = static_cast<int>(std::min<std::int64_t>(multiprocessors, p.steps()));
-    const auto longest = static_cast<double>((p.steps() + p.ctas - 1) / p.ctas);
-    const double cost = longest * height * kFactor[height];
+    const Partition p = partition_of_height(rows, cols, multiprocessors, height);
+    int longest = 0;  // blocks of the thread block that has most
+    for (int cta = 0; cta < p.ctas; ++cta) {
+      int blocks = 0;
+      for (int step = p.first[cta]; step < p.first[cta + 1]; ++step) blocks += p.groups_of(step / p.col_blocks());
+      longest = std::max(longest, blocks);
+    }
+    const double cost = longest * kFactor[height];
     if (least == 0 || cost < least) {
       least = cost;
       best = p;
@@ -35,15 +70,17 @@ Partition make_partition(std::int64_t rows, std::int64_t cols, int multiprocesso
 }
 
 int max_splits(const Partition& partition) {
-  int most = 0;
-  for (std::int64_t row = 0; row < partition.steps_down(); ++row) most = std::max(most, partition.splits(row));
-  return most;
+  const std::vector<std::uint8_t> counts = split_counts(partition);
+  return *std::max_element(counts.begin(), counts.end());
 }
 
-std::vector<std::uint8_t> split_counts(const Partition& partition) {
-  std::vector<std::uint8_t> counts;
-  for (std::int64_t row = 0; row < partition.steps_down(); ++row)
-    counts.push_back(static_cast<std::uint8_t>(partition.splits(row)));
+std::vector<std::uint8_t> split_counts(const Partition& p) {
+  std::vector<std::uint8_t> counts(static_cast<std::size_t>(p.row_groups()), 1);
+  for (int cta = 0; cta < p.ctas; ++cta) {
+    const int row = p.first[cta] / p.col_blocks();
+    for (int group = p.first_group(row); group < p.first_group(row + 1); ++group)
+      counts[static_cast<std::size_t>(group)] = static_cast<std::uint8_t>(p.split[cta] + 1);
+  }
   return counts;
 }
 

@@ -22,32 +22,40 @@ struct PlainMatrix {
   std::int64_t rows = 0, cols = 0, stride = 0;
 };
 
-// How a matrix's work is cut. Work comes in steps of `height` groups of 64 rows x 256 columns, in the order (rows,
-// columns); each of `ctas` thread blocks takes an equal run of them. Where a run ends inside a row, the row's sum is
-// cut. The same for every number of columns and for packed and plain weights: the cuts decide the bits of the result.
+// How a matrix's work is cut. Its groups of 64 rows are dealt out evenly to step rows of at most `height` groups; a
+// step is a step row x 256 columns, and steps are in the order (rows, columns). Each of `ctas` thread blocks takes a
+// run of steps with as equal a number of blocks (64 x 256) as whole steps allow. Where a run ends inside a row, the
+// row's sum is cut. The same for every number of columns and for packed and plain weights: the cuts decide the bits of
+// the result.
 struct Partition {
-  std::int64_t rows = 0, cols = 0;
-  int height = 1;
-  int ctas = 1;
+  static constexpr int kMaxCtas = 256;
 
-  constexpr std::int64_t row_groups() const { return (rows + kGroupRows - 1) / kGroupRows; }
-  constexpr std::int64_t steps_down() const { return (row_groups() + height - 1) / height; }
-  constexpr std::int64_t col_blocks() const { return (cols + codec::kBlockCols - 1) / codec::kBlockCols; }
-  constexpr std::int64_t steps() const { return steps_down() * col_blocks(); }
-  constexpr std::int64_t stored_rows() const { return row_groups() * kGroupRows; }  // of a product
-  // First step of a thread block, and the thread block that has a step.
-  constexpr std::int64_t first_step(std::int64_t cta) const { return steps() * cta / ctas; }
-  constexpr std::int64_t cta_of(std::int64_t step) const { return ((step + 1) * ctas - 1) / steps(); }
-  // In how many pieces the sums of the rows of step_row are made.
-  constexpr int splits(std::int64_t step_row) const {
-    return static_cast<int>(cta_of((step_row + 1) * col_blocks() - 1) - cta_of(step_row * col_blocks()) + 1);
+  std::int64_t rows = 0, cols = 0;
+  int height = 1;  // row groups of the highest step row
+  int ctas = 1;
+  int steps_down = 1;
+  std::int32_t first[kMaxCtas + 1] = {};  // [ctas + 1] first step of each thread block
+  std::uint8_t split[kMaxCtas] = {};      // [ctas] which piece of its first step row's sums a thread block makes
+
+  constexpr int row_groups() const { return static_cast<int>((rows + kGroupRows - 1) / kGroupRows); }
+  constexpr int col_blocks() const { return static_cast<int>((cols + codec::kBlockCols - 1) / codec::kBlockCols); }
+  constexpr int steps() const { return steps_down * col_blocks(); }
+  constexpr std::int64_t stored_rows() const { return std::int64_t{row_groups()} * kGroupRows; }  // of a product
+  // The first step rows have `height` groups, the others one less.
+  constexpr int low_rows() const { return steps_down * height - row_groups(); }
+  constexpr int first_group(int step_row) const {
+    const int high = steps_down - low_rows();
+    return step_row * height - (step_row > high ? step_row - high : 0);
   }
+  constexpr int groups_of(int step_row) const { return height - (step_row >= steps_down - low_rows() ? 1 : 0); }
 };
 
 // The partition for a device of `multiprocessors`; `max_block_bytes` of the packed matrix, or 0. Deterministic.
 Partition make_partition(std::int64_t rows, std::int64_t cols, int multiprocessors, std::uint32_t max_block_bytes);
+// The partition with step rows of at most `height` groups.
+Partition partition_of_height(std::int64_t rows, std::int64_t cols, int multiprocessors, int height);
 int max_splits(const Partition& partition);
-std::vector<std::uint8_t> split_counts(const Partition& partition);  // Product::splits, with group_rows = 64 * height
+std::vector<std::uint8_t> split_counts(const Partition& partition);  // Product::splits, with group_rows = 64
 
 // A block that no partition has room for: the matrix has to stay plain.
 inline constexpr std::uint32_t kLargestBlockBytes = 24 * 1024;
@@ -59,7 +67,7 @@ enum class KernelSet { Hopper, Generic };
 Layout activation_layout(KernelSet set, int tokens);
 int activation_columns(int tokens);
 
-// partials [split][tokens][stored_rows] = weights * x, of which row r has splits(r / (64 * height)) pieces. x is an
+// partials [split][tokens][stored_rows] = weights * x, of which a row has as many pieces as its step row. x is an
 // image with activation_columns(tokens) columns. The result of a token depends neither on `tokens` nor on the others.
 cudaError_t multiply(KernelSet set, const ResidentMatrix& weights, const Partition& partition, const Activations& x,
                      int tokens, float* partials, cudaStream_t stream);

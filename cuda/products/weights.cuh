@@ -8,101 +8,135 @@
 
 namespace glyd::cuda {
 
-// Where a warp's weights are: the groups of 32 columns of its run, one after another. `advance` walks on by one group;
-// behind the end it stays, so that a load ahead of the end is harmless.
-struct PackedCursor {
-  static constexpr int kAhead = 2;
+// The row group that has `place` in the next step row; any one where there is none.
+__device__ __forceinline__ int row_group_behind(const Partition& p, int step_row, int place) {
+  const int next = step_row + 1;
+  return next < p.steps_down ? p.first_group(next) + (place < p.groups_of(next) ? place : 0) : 0;
+}
+
+// A walk along the weights of a warp's 16 rows: at a block of 256 columns, and where the next one is (behind the end:
+// somewhere harmless, since loads run ahead).
+class PackedWalk {
+ public:
   using Raw = uint4;
 
-  const std::uint8_t* at;
-  std::int64_t row_stride;  // from the end of a row group to the same tile of the next step's
-  int groups, group, row_group, height, row_groups;
-
-  __device__ PackedCursor(const ResidentMatrix& m, const Partition& p, int first_row_group, int first_group, int warp,
-                          int lane)
-      : groups(static_cast<int>(m.col_groups())),
-        group(first_group),
-        row_group(first_row_group),
-        height(p.height),
-        row_groups(static_cast<int>(p.row_groups())) {
-    const std::int64_t row_bytes = static_cast<std::int64_t>(groups) * kGroupTiles * codec::kGroupBytes;
-    const int from = row_group < row_groups ? row_group : row_groups - 1;
-    at = m.sign_mantissa + from * row_bytes +
-         (static_cast<std::int64_t>(group) * kGroupTiles + (warp & 3)) * codec::kGroupBytes + lane * 16;
-    row_stride = (height - 1) * row_bytes;
+  __device__ PackedWalk(const ResidentMatrix& m, const Partition& p, int step_row, int place, int block, int warp,
+                        int lane)
+      : p_(p),
+        row_bytes_(m.col_groups() * kGroupTiles * codec::kGroupBytes),
+        blocks_(p.col_blocks()),
+        block_(block),
+        step_row_(step_row),
+        place_(place < p.groups_of(step_row) ? place : 0) {
+    base_ = m.sign_mantissa + (warp & 3) * codec::kGroupBytes + lane * 16;
+    at_ = base_ + (p.first_group(step_row) + place_) * row_bytes_ +
+          static_cast<std::int64_t>(block) * codec::kBlockGroups * kStride;
+    look_ahead();
   }
-  __device__ __forceinline__ Raw load() const { return load_streaming_16(at); }
-  __device__ __forceinline__ void advance() {
-    if (++group < groups) {
-      at += kGroupTiles * codec::kGroupBytes;
-    } else if (row_group + height < row_groups) {
-      at += kGroupTiles * codec::kGroupBytes + row_stride;
-      row_group += height;
-      group = 0;
+  __device__ __forceinline__ Raw load(int g) const { return load_streaming_16(at_ + g * kStride); }
+  __device__ __forceinline__ Raw load_next(int g) const { return load_streaming_16(next_ + g * kStride); }
+  __device__ __forceinline__ void step() {
+    at_ = next_;
+    if (++block_ == blocks_) {
+      block_ = 0;
+      ++step_row_;
+    }
+    look_ahead();
+  }
+
+ private:
+  static constexpr int kStride = kGroupTiles * codec::kGroupBytes;  // from a group of 32 columns to the next
+  __device__ __forceinline__ void look_ahead() {
+    if (block_ + 1 < blocks_) {
+      next_ = at_ + codec::kBlockGroups * kStride;
+    } else {
+      next_ = base_ + row_group_behind(p_, step_row_, place_) * row_bytes_;
     }
   }
+
+  const Partition& p_;
+  std::int64_t row_bytes_;
+  int blocks_, block_, step_row_, place_;
+  const std::uint8_t *base_, *at_, *next_;
 };
 
-struct PlainCursor {
-  static constexpr int kAhead = 2;
+class PlainWalk {
+ public:
   struct Raw {
     uint4 upper, lower;  // rows g and g + 8
   };
 
-  const std::uint16_t *upper, *lower;
-  const PlainMatrix& m;
-  int groups, group, row_group, height, row_groups, row, column;
+  __device__ PlainWalk(const PlainMatrix& m, const Partition& p, int step_row, int place, int block, int warp, int lane)
+      : m_(m),
+        p_(p),
+        blocks_(p.col_blocks()),
+        block_(block),
+        step_row_(step_row),
+        place_(place < p.groups_of(step_row) ? place : 0),
+        row_((warp & 3) * 16 + (lane >> 2)),
+        column_((lane & 3) * 8) {
+    at_ = find(p.first_group(step_row) + place_, block);
+    look_ahead();
+  }
+  __device__ __forceinline__ Raw load(int g) const { return load_from(at_, g); }
+  __device__ __forceinline__ Raw load_next(int g) const { return load_from(next_, g); }
+  __device__ __forceinline__ void step() {
+    at_ = next_;
+    if (++block_ == blocks_) {
+      block_ = 0;
+      ++step_row_;
+    }
+    look_ahead();
+  }
 
-  __device__ PlainCursor(const PlainMatrix& matrix, const Partition& p, int first_row_group, int first_group, int warp,
-                         int lane)
-      : m(matrix),
-        groups(static_cast<int>((matrix.cols + codec::kGroupCols - 1) / codec::kGroupCols)),
-        group(first_group),
-        row_group(first_row_group),
-        height(p.height),
-        row_groups(static_cast<int>(p.row_groups())),
-        row((warp & 3) * 16 + (lane >> 2)),
-        column((lane & 3) * 8) {
-    place();
-  }
+ private:
+  struct Rows {
+    const std::uint16_t *upper, *lower;
+  };
   // Rows behind the last one are read as the last one; their results are never used.
-  __device__ __forceinline__ void place() {
-    const std::int64_t first = static_cast<std::int64_t>(row_group) * kGroupRows + row, last = m.rows - 1;
-    const std::int64_t offset = group * static_cast<int>(codec::kGroupCols) + column;
-    upper = m.data + (first < last ? first : last) * m.stride + offset;
-    lower = m.data + (first + 8 < last ? first + 8 : last) * m.stride + offset;
+  __device__ __forceinline__ Rows find(int row_group, int block) const {
+    const std::int64_t first = static_cast<std::int64_t>(row_group) * kGroupRows + row_, last = m_.rows - 1;
+    const std::int64_t offset = block * static_cast<int>(codec::kBlockCols) + column_;
+    return {m_.data + (first < last ? first : last) * m_.stride + offset,
+            m_.data + (first + 8 < last ? first + 8 : last) * m_.stride + offset};
   }
-  __device__ __forceinline__ Raw load() const { return {load_streaming_16(upper), load_streaming_16(lower)}; }
-  __device__ __forceinline__ void advance() {
-    if (++group < groups) {
-      upper += codec::kGroupCols;
-      lower += codec::kGroupCols;
-    } else if (row_group + height < row_groups) {
-      row_group += height;
-      group = 0;
-      place();
+  __device__ __forceinline__ void look_ahead() {
+    if (block_ + 1 < blocks_) {
+      next_ = {at_.upper + codec::kBlockCols, at_.lower + codec::kBlockCols};
+    } else {
+      next_ = find(row_group_behind(p_, step_row_, place_), 0);
     }
   }
+  static __device__ __forceinline__ Raw load_from(const Rows& rows, int g) {
+    return {load_streaming_16(rows.upper + g * static_cast<int>(codec::kGroupCols)),
+            load_streaming_16(rows.lower + g * static_cast<int>(codec::kGroupCols))};
+  }
+
+  const PlainMatrix& m_;
+  const Partition& p_;
+  int blocks_, block_, step_row_, place_, row_, column_;
+  Rows at_, next_;
 };
 
 // What stands between raw bytes and fragments.
 struct PackedUnit {
   StreamPair streams;
-  bool there;  // a tile that pads the last row group has no unit
 
   __device__ __forceinline__ void open(std::uint32_t block, int warp, int lane) {
+    // A tile that pads the last row group has no unit: what is decoded instead is never used.
     const std::uint32_t offset = load_shared_u16(block + (warp & 3) * 2);
-    there = offset != 0;
-    streams.open(block + (there ? offset * 4 : kBlockHeaderBytes), lane);
+    streams.open(block + (offset != 0 ? offset : kBlockHeaderBytes / 4) * 4, lane);
   }
-  __device__ __forceinline__ void fragments(const uint4& raw, int g, int lane, std::uint32_t lane4, Fragments& a) {
-    streams.decode(raw, lane4, a);
-    streams.patch(g, lane, a);
+  __device__ __forceinline__ void fragments(const uint4& raw, std::uint32_t limit, int lane, std::uint32_t lane4,
+                                            std::uint32_t one, Fragments& a) {
+    streams.decode(raw, lane4, one, a);
+    streams.patch(limit, lane, a);
   }
 };
 struct PlainUnit {
   __device__ __forceinline__ void open(std::uint32_t, int, int) {}
-  __device__ __forceinline__ void fragments(const PlainCursor::Raw& raw, int, int, std::uint32_t, Fragments& a) {
+  __device__ __forceinline__ void fragments(const PlainWalk::Raw& raw, std::uint32_t, int, std::uint32_t, std::uint32_t,
+                                            Fragments& a) {
     const std::uint32_t upper[4] = {raw.upper.x, raw.upper.y, raw.upper.z, raw.upper.w};
     const std::uint32_t lower[4] = {raw.lower.x, raw.lower.y, raw.lower.z, raw.lower.w};
 #pragma unroll
@@ -117,23 +151,56 @@ template <class Matrix>
 struct Source;
 template <>
 struct Source<ResidentMatrix> {
-  using Cursor = PackedCursor;
+  using Walk = PackedWalk;
   using Unit = PackedUnit;
   static constexpr bool kPacked = true;
 };
 template <>
 struct Source<PlainMatrix> {
-  using Cursor = PlainCursor;
+  using Walk = PlainWalk;
   using Unit = PlainUnit;
   static constexpr bool kPacked = false;
 };
+
+// The groups of one block: decodes (or unpacks) a group, asks for the one two groups on, multiplies. `product` has
+// load(g), which fetches a group's activations (before the decoding, which hides the way), run(g, fragments,
+// activations), whose last two fragments stay as they are, and finish().
+template <class Unit, class Walk, class Product>
+__device__ __forceinline__ void run_block(Unit& unit, const Walk& walk, typename Walk::Raw (&raw)[2], int count,
+                                          int lane, std::uint32_t one, Product& product) {
+  Fragments a[2];
+  const std::uint32_t lane4 = lane * 4;
+  if (count == static_cast<int>(codec::kBlockGroups)) {
+#pragma unroll
+    for (int g = 0; g < static_cast<int>(codec::kBlockGroups); ++g) {
+      const auto x = product.load(g);
+      unit.fragments(raw[g & 1], (g + 1) * StreamPair::kGroupOfException, lane, lane4, one, a[g & 1]);
+      raw[g & 1] = g < 6 ? walk.load(g + 2) : walk.load_next(g - 6);
+      product.run(g, a[g & 1], x);
+    }
+    product.finish();
+  } else {
+#pragma unroll 1
+    for (int g = 0; g < count; ++g) {
+      const auto x = product.load(g);
+      unit.fragments(raw[0], (g + 1) * StreamPair::kGroupOfException, lane, lane4, one, a[0]);
+      raw[0] = raw[1];
+      if (g + 2 < count) raw[1] = walk.load(g + 2);
+      product.run(g, a[0], x);
+      product.finish();
+    }
+    raw[0] = walk.load_next(0);
+    raw[1] = walk.load_next(1);
+  }
+}
 
 // Writes a warp's 16 rows of sums as the piece that this thread block makes of them, and clears them.
 template <int kTiles>
 __device__ __forceinline__ void store_partials(const Partition& p, float* partials, int tokens, int step_row,
                                                int row_group, int warp, int lane, float (&acc)[kTiles][4]) {
   const std::int64_t stored = p.stored_rows();
-  const std::int64_t split = blockIdx.x - p.cta_of(step_row * p.col_blocks());
+  // A thread block that comes to a further step row is the first one in it.
+  const std::int64_t split = step_row == p.first[blockIdx.x] / p.col_blocks() ? p.split[blockIdx.x] : 0;
   float* out = partials + split * tokens * stored + static_cast<std::int64_t>(row_group) * kGroupRows +
                (warp & 3) * 16 + (lane >> 2);
 #pragma unroll

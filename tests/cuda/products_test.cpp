@@ -34,7 +34,7 @@ class Matrix {
     }
     ThreadPool pool(2);
     codec::PackOptions options;
-    options.min_saving = -1;
+    options.min_saving = -1e9;
     const auto packed =
         codec::pack({static_cast<std::uint64_t>(rows), static_cast<std::uint64_t>(cols)}, weights_, options, pool);
     host_ = cuda::gather_reference(*packed);
@@ -102,12 +102,13 @@ std::vector<std::uint16_t> image(const std::vector<Bf16>& x, std::int64_t tokens
 
 // Finished sums [tokens][rows], in the order of the splits.
 std::vector<float> finish(const std::vector<float>& partials, const cuda::Partition& p, std::int64_t tokens) {
+  const std::vector<std::uint8_t> counts = cuda::split_counts(p);
   std::vector<float> out;
   for (std::int64_t n = 0; n < tokens; ++n) {
     for (std::int64_t r = 0; r < p.rows; ++r) {
       const auto at = [&](int s) { return partials[static_cast<std::size_t>((s * tokens + n) * p.stored_rows() + r)]; };
       float sum = at(0);
-      for (int s = 1; s < p.splits(r / (p.height * 64)); ++s) sum += at(s);
+      for (int s = 1; s < counts[static_cast<std::size_t>(r / 64)]; ++s) sum += at(s);
       out.push_back(sum);
     }
   }
@@ -224,7 +225,7 @@ TEST_CASE("infinities and NaNs among the weights come out as infinities and NaNs
   for (std::int64_t r = 0; r < rows; ++r) weights[static_cast<std::size_t>(r * cols + r)] = Bf16{specials[r % 3]};
   ThreadPool pool(1);
   codec::PackOptions options;
-  options.min_saving = -1;
+  options.min_saving = -1e9;
   const auto packed = codec::pack({96, 256}, weights, options, pool);
   const cuda::HostResident host = cuda::gather_reference(*packed);
   test::DeviceBuffer<std::uint8_t> sign_mantissa(host.sign_mantissa), streams(host.streams);
@@ -242,17 +243,33 @@ TEST_CASE("infinities and NaNs among the weights come out as infinities and NaNs
   }
 }
 
-TEST_CASE("a partition covers every step once, in order", "[cuda]") {
-  for (const auto& [rows, cols] : kModels) {
-    const cuda::Partition p = cuda::make_partition(rows, cols, 132, 6000);
-    REQUIRE(p.first_step(0) == 0);
-    REQUIRE(p.first_step(p.ctas) == p.steps());
-    for (std::int64_t cta = 0; cta < p.ctas; ++cta) {
-      REQUIRE(p.first_step(cta) < p.first_step(cta + 1));
-      REQUIRE(p.cta_of(p.first_step(cta)) == cta);
-      REQUIRE(p.cta_of(p.first_step(cta + 1) - 1) == cta);
+TEST_CASE("a partition gives every step to one thread block, and counts the pieces of each row", "[cuda]") {
+  std::vector<Case> shapes(std::begin(kModels), std::end(kModels));
+  shapes.insert(shapes.end(), std::begin(kEdges), std::end(kEdges));
+  for (const auto& [rows, cols] : shapes) {
+    for (int height = 1; height <= 7; ++height) {
+      INFO("rows " << rows << ", cols " << cols << ", height " << height);
+      const cuda::Partition p = cuda::partition_of_height(rows, cols, 132, height);
+      REQUIRE(p.first[0] == 0);
+      REQUIRE(p.first[p.ctas] == p.steps());
+      REQUIRE(p.height <= height);
+      REQUIRE(p.first_group(0) == 0);
+      REQUIRE(p.first_group(p.steps_down) == p.row_groups());
+      std::vector<int> pieces(static_cast<std::size_t>(p.steps_down), 0);
+      for (int cta = 0; cta < p.ctas; ++cta) {
+        REQUIRE(p.first[cta] < p.first[cta + 1]);
+        const int last_row = (p.first[cta + 1] - 1) / p.col_blocks();
+        for (int row = p.first[cta] / p.col_blocks(); row <= last_row; ++row) {
+          const int piece = row == p.first[cta] / p.col_blocks() ? p.split[cta] : 0;
+          REQUIRE(pieces[static_cast<std::size_t>(row)]++ == piece);
+        }
+      }
+      const std::vector<std::uint8_t> counts = cuda::split_counts(p);
+      for (int row = 0; row < p.steps_down; ++row) {
+        REQUIRE((p.groups_of(row) >= 1 && p.groups_of(row) == p.first_group(row + 1) - p.first_group(row)));
+        for (int g = p.first_group(row); g < p.first_group(row + 1); ++g)
+          REQUIRE(int{counts[static_cast<std::size_t>(g)]} == pieces[static_cast<std::size_t>(row)]);
+      }
     }
-    const std::vector<std::uint8_t> counts = cuda::split_counts(p);
-    REQUIRE(static_cast<std::int64_t>(counts.size()) == p.steps_down());
   }
 }
