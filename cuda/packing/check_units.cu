@@ -68,7 +68,7 @@ __device__ __forceinline__ Problem check_streams(WarpMemory& memory, const Share
   std::uint32_t up_bits = 0, down_bits = 0;
   for (std::uint32_t group = 0; group < groups; ++group) {
     const uint4 v = *reinterpret_cast<const uint4*>(sign_mantissa + group * codec::kGroupBytes + lane * 16);
-    const std::uint32_t bytes[4] = {v.x, v.y, v.z, v.w};
+    const std::uint32_t woven[4] = {weave(v.x), weave(v.y), weave(v.z), weave(v.w)};
     std::uint32_t zeros = 0;
 #pragma unroll
     for (int i = 0; i < 4; i += 2) {
@@ -80,7 +80,7 @@ __device__ __forceinline__ Problem check_streams(WarpMemory& memory, const Share
         up_bits += a[j] & 31;
         down_bits += b[j] & 31;
         zeros |=
-            (zero_halves(join_pair<false>(a[j], bytes[i + j])) | zero_halves(join_pair<true>(b[j], bytes[i + j])) << 2)
+            (zero_halves(join_pair<false>(a[j], woven[i + j])) | zero_halves(join_pair<true>(b[j], woven[i + j])) << 2)
             << 4 * (i + j);
       }
     }

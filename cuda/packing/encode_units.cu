@@ -162,37 +162,34 @@ __device__ __forceinline__ void write_streams(const LaneSource& source, std::uin
   bits.finish();
 }
 
-// Signs and mantissas of a pair: two bytes.
-__device__ __forceinline__ std::uint32_t sign_mantissa(std::uint32_t pair) {
-  return (pair & 0x7F) | (pair >> 8 & 0x80) | (pair >> 8 & 0x7F00) | (pair >> 16 & 0x8000);
+// Signs and mantissas of a pair, without the weights that are exceptions (two bits).
+__device__ __forceinline__ std::uint32_t sign_mantissa(std::uint32_t pair, std::uint32_t exceptions) {
+  return pair & ((exceptions & 1 ? 0 : 0x807Fu) | (exceptions & 2 ? 0 : 0x807F0000u));
 }
 
-// The sign+mantissa bytes, and the list of exceptions, ordered by position.
-__device__ __forceinline__ void write_bytes_and_exceptions(const LaneSource& source, std::uint32_t groups,
-                                                           std::uint32_t lane, std::uint8_t* bytes,
-                                                           std::uint32_t* list) {
+// Signs and mantissas of all weights, woven, and the list of exceptions, ordered by position.
+__device__ __forceinline__ void write_weights(const LaneSource& source, std::uint32_t groups, std::uint32_t lane,
+                                              std::uint8_t* to, std::uint32_t* list) {
   for (std::uint32_t group = 0; group < groups; ++group) {
     const Eight a = source.upper(group), b = source.lower(group);
     const std::uint32_t exceptions = exception_bits(a, 0) | exception_bits(b, 2);
-    std::uint32_t words[4];
+    std::uint32_t woven[4];
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
-      words[i] = sign_mantissa(a.pairs[i]) | sign_mantissa(b.pairs[i]) << 16;
-#pragma unroll
-      for (int byte = 0; byte < 4; ++byte)
-        if (exceptions >> (4 * i + byte) & 1) words[i] &= ~(0xFFu << (8 * byte));
+      const std::uint32_t lower = sign_mantissa(b.pairs[i], exceptions >> (4 * i + 2));
+      woven[i] = sign_mantissa(a.pairs[i], exceptions >> (4 * i)) | __funnelshift_l(lower, lower, 8);  // weave()
     }
-    *reinterpret_cast<uint4*>(bytes + group * (kGroupTiles * codec::kGroupBytes) + lane * 16) = {words[0], words[1],
-                                                                                                 words[2], words[3]};
+    *reinterpret_cast<uint4*>(to + group * (kGroupTiles * codec::kGroupBytes) + lane * 16) = {woven[0], woven[1],
+                                                                                              woven[2], woven[3]};
     if (!__any_sync(~0u, exceptions != 0)) continue;
     const std::uint32_t count = __popc(exceptions), end = sum_to_lane(count, lane);
-    std::uint32_t* to = list + end - count;
+    std::uint32_t* entry = list + end - count;
 #pragma unroll
     for (int byte = 0; byte < 16; ++byte) {
       if ((exceptions >> byte & 1) == 0) continue;
       const std::uint32_t pair = byte & 2 ? b.pairs[byte / 4] : a.pairs[byte / 4];
-      *to++ = codec::exception_entry(group * codec::kGroupBytes + lane * 16 + byte,
-                                     static_cast<std::uint16_t>(pair >> (byte % 2 * 16)));
+      *entry++ = codec::exception_entry(group * codec::kGroupBytes + lane * 16 + byte,
+                                        static_cast<std::uint16_t>(pair >> (byte % 2 * 16)));
     }
     list += __shfl_sync(~0u, end, 31);
   }
@@ -242,8 +239,8 @@ __global__ void __launch_bounds__(kThreads)
     reinterpret_cast<std::uint8_t*>(out + 1)[lane] =
         static_cast<std::uint8_t>(plan.start + codec::kStartBias - expected);
   }
-  write_bytes_and_exceptions(lane_source, groups, lane, place_sign_mantissa(grid, to, tile, block),
-                             out + codec::exceptions_offset(plan.header) / 4);
+  write_weights(lane_source, groups, lane, place_sign_mantissa(grid, to, tile, block),
+                out + codec::exceptions_offset(plan.header) / 4);
   std::uint32_t* const bits = out + codec::bits_offset(plan.header) / 4;
   for (std::uint32_t i = lane; i < plan.header.words; i += 32) bits[i] = words[i];
 }

@@ -35,9 +35,13 @@ HostResident gather_reference(std::span<const std::byte> packed, int repeat) {
   const std::uint8_t* unit = bytes + at.streams;
   for (std::uint64_t tile = 0; tile < tiles; ++tile) {
     for (std::uint64_t g = 0; g < groups; ++g) {
-      std::memcpy(out.sign_mantissa.data() +
-                      ((tile / kGroupTiles * groups + g) * kGroupTiles + tile % kGroupTiles) * codec::kGroupBytes,
-                  bytes + at.sign_mantissa + (tile * groups + g) * codec::kGroupBytes, codec::kGroupBytes);
+      std::uint8_t* to = out.sign_mantissa.data() +
+                         ((tile / kGroupTiles * groups + g) * kGroupTiles + tile % kGroupTiles) * codec::kGroupBytes;
+      const std::uint8_t* from = bytes + at.sign_mantissa + (tile * groups + g) * codec::kGroupBytes;
+      for (std::uint32_t i = 0; i < codec::kGroupBytes; i += 4) {
+        const std::uint32_t word = weave(word_at(from + i));
+        std::memcpy(to + i, &word, sizeof(word));
+      }
     }
     for (std::uint64_t block = 0; block < blocks; ++block) {
       units[tile].push_back(unit);

@@ -1,5 +1,5 @@
 // A file's units, checked, to their places in the resident layout: a copy, one warp a unit. Units are aligned to four
-// bytes only, so words are what is copied; sign+mantissa bytes move 16 a lane.
+// bytes only, so words are what is copied; sign+mantissa bytes move 16 a lane and are woven.
 
 #include "cuda/common/launch.h"
 #include "cuda/packing/packing.h"
@@ -23,9 +23,11 @@ __global__ void __launch_bounds__(kWarps * 32)
 
   const std::uint8_t* const bytes = source.sign_mantissa + grid.sign_mantissa_offset(tile, block) + lane * 16;
   std::uint8_t* const to_bytes = place_sign_mantissa(grid, to, tile, block) + lane * 16;
-  for (std::uint32_t group = 0; group < grid.block_groups(block); ++group)
-    *reinterpret_cast<uint4*>(to_bytes + group * (kGroupTiles * codec::kGroupBytes)) =
-        *reinterpret_cast<const uint4*>(bytes + group * codec::kGroupBytes);
+  for (std::uint32_t group = 0; group < grid.block_groups(block); ++group) {
+    const uint4 v = *reinterpret_cast<const uint4*>(bytes + group * codec::kGroupBytes);
+    *reinterpret_cast<uint4*>(to_bytes + group * (kGroupTiles * codec::kGroupBytes)) = {weave(v.x), weave(v.y),
+                                                                                        weave(v.z), weave(v.w)};
+  }
 
   const auto* const unit =
       reinterpret_cast<const std::uint32_t*>(source.streams + source.tile_offsets[tile]) + unit_offsets[index];

@@ -3,7 +3,7 @@
 // file's units (docs/format.md) unchanged, gathered into blocks of 64 rows x 256 columns: four row tiles, what a warp
 // group takes, with one place in memory and one bulk copy a block.
 //
-//   sign_mantissa  [group of 64 rows][group of 32 columns][tile 0..3][32 lanes][16 bytes]
+//   sign_mantissa  [group of 64 rows][group of 32 columns][tile 0..3][32 lanes][4 words], each word woven (weave())
 //   streams        blocks one after another in the order (group of 64 rows, column block), each 16-byte aligned:
 //                  4 x u16: offset of each tile's unit from the block's start, in 4-byte words; 0: no such tile
 //                  4 x u16: zero
@@ -23,8 +23,17 @@ namespace glyd::cuda {
 inline constexpr std::uint32_t kGroupTiles = 4;
 inline constexpr std::uint32_t kGroupRows = kGroupTiles * codec::kTileRows;  // 64
 inline constexpr std::uint32_t kBlockHeaderBytes = 16;
-inline constexpr std::uint32_t kResidentPad = 8;  // bytes a decoder may read behind a unit's bits, and before them
+inline constexpr std::uint32_t kResidentPad = 12;  // bytes a decoder may read behind a unit's bits, and before them
 inline constexpr std::uint32_t kTableEntries = 1u << codec::kCodeBits;
+
+// A word of four sign+mantissa bytes b0 .. b3 of the file, rearranged so that no instruction is spent on spreading them:
+// mantissas of b0 in bits 0-6, of b1 in 16-22, their signs in 15 and 31, where a pair of bf16 has them; those of b2 and
+// b3 in the same places once the word is rotated right by 8.
+constexpr std::uint32_t weave(std::uint32_t bytes) {
+  const std::uint32_t b0 = bytes & 0xFF, b1 = bytes >> 8 & 0xFF, b2 = bytes >> 16 & 0xFF, b3 = bytes >> 24;
+  return (b0 & 0x7F) | (b3 & 0x80) | (b2 & 0x7F) << 8 | (b0 & 0x80) << 8 | (b1 & 0x7F) << 16 | (b2 & 0x80) << 16 |
+         (b3 & 0x7F) << 24 | (b1 & 0x80) << 24;
+}
 
 // Device pointers; the memory is the owner's.
 struct ResidentMatrix {

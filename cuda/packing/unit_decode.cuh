@@ -94,27 +94,22 @@ __device__ __forceinline__ std::uint32_t lane_start(const std::uint32_t* unit, c
          codec::kStartBias;
 }
 
-// Two weights of a lane: the exponents of a table entry, with sign and mantissa from the lower (row g) or the upper
-// (row g + 8) half of a word of sign+mantissa bytes. A byte's sign first becomes all of a weight's upper byte.
-template <bool kUpper>
-__device__ __forceinline__ std::uint32_t join_pair(std::uint32_t entry, std::uint32_t bytes) {
-  std::uint32_t spread;
-  if (kUpper) {
-    asm("prmt.b32 %0, %1, 0, 0xB3A2;" : "=r"(spread) : "r"(bytes));
-  } else {
-    asm("prmt.b32 %0, %1, 0, 0x9180;" : "=r"(spread) : "r"(bytes));
-  }
-  return select_bits(entry, spread, 0x7F807F80);
+// Two weights of a lane: the exponents of a table entry, signs and mantissas of a woven word: row g's where they
+// belong, those of row g + 8 turned out of place by 8 bits.
+template <bool kLower>
+__device__ __forceinline__ std::uint32_t join_pair(std::uint32_t entry, std::uint32_t woven) {
+  return select_bits(entry, kLower ? __funnelshift_r(woven, woven, 8) : woven, 0x7F807F80);
 }
 
-// The next 8 weights of one row: four pairs of its stream joined with a lane's 16 sign+mantissa bytes.
-template <bool kUpper, class Stream, class Table>
-__device__ __forceinline__ uint4 next_eight(Stream& stream, const Table& table, uint4 bytes) {
+// The next 8 weights of one row, row g or (kLower) row g + 8: four pairs of its stream joined with the lane's four
+// woven words.
+template <bool kLower, class Stream, class Table>
+__device__ __forceinline__ uint4 next_eight(Stream& stream, const Table& table, uint4 woven) {
   std::uint32_t a, b, c, d;
   stream.next_two(table, a, b);
   stream.next_two(table, c, d);
-  return {join_pair<kUpper>(a, bytes.x), join_pair<kUpper>(b, bytes.y), join_pair<kUpper>(c, bytes.z),
-          join_pair<kUpper>(d, bytes.w)};
+  return {join_pair<kLower>(a, woven.x), join_pair<kLower>(b, woven.y), join_pair<kLower>(c, woven.z),
+          join_pair<kLower>(d, woven.w)};
 }
 
 // Zeros in the place of all but the first `count` of eight weights.

@@ -1,10 +1,10 @@
 // A packed matrix, or some of its rows, as plain bf16: what a prompt's products multiply.
 //
-// Bound by memory: 1.34 bytes are read and 2 written for a weight, and decoding takes less than half of the SMs' time.
+// Bound by memory: 1.34 bytes are read and 2 written for a weight; the SMs could decode three times as fast.
 // A warp takes a unit at a time, four neighbours the four tiles of a block. The unit's bits are copied to shared memory
-// with all copies under way at once; sign+mantissa bytes come straight to registers, four groups ahead. Every lane
-// stores 16 bytes to each of its two rows for a group, four lanes a sector pair. Exceptions overwrite the zeros that
-// the streams leave for them.
+// with all copies under way at once; signs and mantissas come straight to registers, all groups' before the first is
+// needed. Every lane stores 16 bytes to each of its two rows for a group, four lanes a sector pair. Exceptions
+// overwrite the zeros that the streams leave for them.
 
 #include <cuda_pipeline_primitives.h>
 
@@ -18,10 +18,10 @@
 namespace glyd::cuda {
 namespace {
 
-constexpr std::uint32_t kWarps = 12;
+constexpr std::uint32_t kWarps = 10;  // of two blocks an SM; with more warps the memory is slower
 constexpr std::uint32_t kThreads = kWarps * 32;
 constexpr std::uint32_t kSlotWords = kPadWords + kMaxUnitWords + kPadWords;
-constexpr int kAhead = 4;                                     // groups whose sign+mantissa bytes are under way
+constexpr int kMostGroups = codec::kBlockGroups, kGroupCols = codec::kGroupCols;
 constexpr int kGroupStep = kGroupTiles * codec::kGroupBytes;  // from group to group of a tile
 constexpr int kCopies = 32;
 constexpr std::uint32_t kSharedBytes = 4 * (SharedTable<kCopies>::kWords + kWarps * kSlotWords);
@@ -41,36 +41,28 @@ __device__ __forceinline__ void unpack_unit(const ResidentUnit& unit, const Shar
     __pipeline_memcpy_async(slot + kPadWords + i, bits + i, 4);
   __pipeline_commit();
   const std::uint32_t start = lane_start(unit.words, unit.header, lane);
-  const std::uint8_t* bytes = unit.sign_mantissa + lane * 16;
+  const std::uint8_t* const bytes = unit.sign_mantissa + lane * 16;
   const int groups = static_cast<int>(unit.groups);
-  uint4 ahead[kAhead];
+  uint4 woven[kMostGroups];
 #pragma unroll
-  for (int i = 0; i < kAhead; ++i)
-    if (i < groups) ahead[i] = load_streaming_16(bytes + i * kGroupStep);
+  for (int i = 0; i < kMostGroups; ++i)
+    if (i < groups) woven[i] = load_streaming_16(bytes + i * kGroupStep);
   __pipeline_wait_prior(0);
   __syncwarp();
 
   PairStream<true> up(slot + kPadWords, unit.header.words, start);
   PairStream<false> down(slot + kPadWords, unit.header.words, start);
   const int row = static_cast<int>(lane / 4), col = static_cast<int>(lane % 4 * 8);
-  std::uint16_t* to = out + row * stride + col;
+  std::uint16_t* const to = out + row * stride + col;
   cols -= col;  // from here on as seen from the lane
   width -= col;
-  for (int first = 0; first < groups; first += kAhead) {
 #pragma unroll
-    for (int i = 0; i < kAhead; ++i) {
-      if (first + i >= groups) break;
-      const uint4 now = ahead[i];
-      if (first + i + kAhead < groups) ahead[i] = load_streaming_16(bytes + (i + kAhead) * kGroupStep);
-      const uint4 upper = keep_first(next_eight<false>(up, table, now), cols);
-      if (row < rows && width > 0) *reinterpret_cast<uint4*>(to) = upper;
-      const uint4 lower = keep_first(next_eight<true>(down, table, now), cols);
-      if (row + 8 < rows && width > 0) *reinterpret_cast<uint4*>(to + 8 * stride) = lower;
-      to += codec::kGroupCols;
-      cols -= static_cast<int>(codec::kGroupCols);
-      width -= static_cast<int>(codec::kGroupCols);
-    }
-    bytes += kAhead * kGroupStep;
+  for (int i = 0; i < kMostGroups; ++i) {
+    if (i >= groups) break;
+    const uint4 upper = keep_first(next_eight<false>(up, table, woven[i]), cols - i * kGroupCols);
+    if (row < rows && i * kGroupCols < width) *reinterpret_cast<uint4*>(to + i * kGroupCols) = upper;
+    const uint4 lower = keep_first(next_eight<true>(down, table, woven[i]), cols - i * kGroupCols);
+    if (row + 8 < rows && i * kGroupCols < width) *reinterpret_cast<uint4*>(to + i * kGroupCols + 8 * stride) = lower;
   }
 
   __syncwarp();  // exceptions go on top of what other lanes stored, and the slot is free again

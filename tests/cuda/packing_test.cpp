@@ -144,6 +144,15 @@ T number_at(const std::uint8_t* p) {
   return x;
 }
 
+// The file's four sign+mantissa bytes of a woven word (cuda/packing/resident.h).
+std::uint32_t unweave(std::uint32_t word) {
+  const std::uint32_t turned = word >> 8 | word << 24;
+  const auto two_bytes = [](std::uint32_t pair) {
+    return (pair & 0x7F) | (pair >> 8 & 0x80) | (pair >> 8 & 0x7F00) | (pair >> 16 & 0x8000);
+  };
+  return two_bytes(word) | two_bytes(turned) << 16;
+}
+
 // The file's bytes of a resident matrix, and on the way all that the layout says of it.
 Bytes file_bytes_of(const Resident& r, const UnitGrid& grid) {
   const std::uint64_t groups = (grid.rows + cuda::kGroupRows - 1) / cuda::kGroupRows;
@@ -201,8 +210,10 @@ Bytes file_bytes_of(const Resident& r, const UnitGrid& grid) {
       const std::uint8_t* from =
           r.on_host(r.matrix.sign_mantissa) + ((tile / 4 * grid.groups() + group) * 4 + tile % 4) * codec::kGroupBytes;
       if (tile < grid.row_tiles()) {
-        std::memcpy(&file[at.sign_mantissa + (tile * grid.groups() + group) * codec::kGroupBytes], from,
-                    codec::kGroupBytes);
+        for (std::uint32_t i = 0; i < codec::kGroupBytes; i += 4) {
+          const std::uint32_t bytes = unweave(number_at<std::uint32_t>(from + i));
+          std::memcpy(&file[at.sign_mantissa + (tile * grid.groups() + group) * codec::kGroupBytes + i], &bytes, 4);
+        }
       } else {
         for (std::uint32_t i = 0; i < codec::kGroupBytes; ++i) REQUIRE(from[i] == 0);
       }
@@ -308,6 +319,30 @@ TEST_CASE("packing on the GPU gives the CPU's bytes, and its own weights back, a
     for (const std::uint64_t cols : {1, 8, 31, 32, 33, 255, 256, 257, 1000}) {
       check_matrix({rows, cols}, gaussian(rows * cols, seed + rows));
       check_matrix({rows, cols}, heavy_tails(rows * cols, seed + cols));
+    }
+  }
+}
+
+TEST_CASE("pairs of exponents are counted on the GPU as on the CPU", "[cuda][gpu][packing]") {
+  GLYD_NEEDS_GPU();
+  const std::uint64_t seed = fresh_seed();
+  INFO("--rng-seed " << seed);
+  for (const UnitGrid grid : {UnitGrid{1, 1}, UnitGrid{37, 1025}, UnitGrid{300, 512}, UnitGrid{5, 7}}) {
+    for (const auto make : {gaussian, heavy_tails, random_bits}) {
+      const Weights weights = make(grid.rows * grid.cols, seed);
+      codec::PairHistogram expected;
+      for (std::uint64_t row = 0; row < grid.rows; ++row)
+        expected.add_row(std::span(weights).subspan(row * grid.cols, grid.cols));
+      PlainOnDevice plain(grid, weights);
+      DeviceBuffer<std::uint64_t> counts(cuda::kPairCounts + cuda::kLoneCounts);
+      const cuda::PlainSource source{plain.data(), static_cast<std::int64_t>(grid.rows),
+                                     static_cast<std::int64_t>(grid.cols), plain.stride()};
+      CUDA_REQUIRE(cuda::count_pairs(source, counts.data(), nullptr));
+      const std::vector<std::uint64_t> host = counts.to_host();
+      std::size_t wrong = 0;
+      for (std::uint32_t i = 0; i < cuda::kPairCounts; ++i) wrong += host[i] != expected.count(i);
+      for (std::uint32_t i = 0; i < cuda::kLoneCounts; ++i) wrong += host[cuda::kPairCounts + i] != expected.lone(i);
+      CHECK(wrong == 0);
     }
   }
 }
@@ -483,6 +518,22 @@ TEST_CASE("damaged units are refused on the GPU, in the CPU's words", "[cuda][gp
   }
   const std::size_t last_word = at.streams + codec::unit_bytes(header) - 4;
   check_same_message([&](Bytes& p) { set32(p, last_word, get32(p, last_word) ^ 1u << 31); });
+
+  check_same_message([&](Bytes& p) {  // a word more than the streams fill, and all else as it should be then
+    codec::UnitHeader h = header;
+    ++h.words;
+    set32(p, at.streams, codec::encode_unit_header(h));
+    for (std::uint32_t lane = 0; lane < codec::kLanes; ++lane) {
+      std::uint8_t& start = p.at(at.streams + 4 + lane);
+      const std::uint32_t moved = h.words * lane + h.words / 2 - header.words * lane - header.words / 2;
+      REQUIRE(start >= moved);
+      start = static_cast<std::uint8_t>(start - moved);
+    }
+    const std::uint8_t word[4] = {};
+    p.insert(p.begin() + static_cast<std::ptrdiff_t>(last_word + 4), word, word + 4);
+    set32(p, 32, get32(p, 32) + 4);  // stream_bytes
+    set32(p, at.tile_sizes, get32(p, at.tile_sizes) + 1);
+  });
 
   const std::size_t list = at.streams + codec::exceptions_offset(header);
   const std::uint32_t first = get32(good(), list), second = get32(good(), list + 4);
