@@ -325,8 +325,7 @@ cudaError_t attention_prefill(const std::uint16_t* q, std::int64_t q_stride, con
                               const AttentionBatch& batch, int sequences, int tokens, int longest, int heads,
                               float scale, const Activations& out, cudaStream_t stream) {
   if (tokens == 0) return cudaSuccess;
-  if (cache.head_dim % 8 != 0 || cache.head_dim < 8 || cache.head_dim > 256 || heads % cache.kv_heads != 0 ||
-      out.layout != Layout::Rows) {
+  if (cache.head_dim % 8 != 0 || cache.head_dim < 8 || cache.head_dim > 256 || heads % cache.kv_heads != 0) {
     return cudaErrorInvalidValue;
   }
   const Arguments arguments{q, q_stride, cache, batch, heads, scale * 1.44269504f, out};

@@ -26,9 +26,9 @@ inline constexpr std::uint32_t kBlockHeaderBytes = 16;
 inline constexpr std::uint32_t kResidentPad = 12;  // bytes a decoder may read behind a unit's bits, and before them
 inline constexpr std::uint32_t kTableEntries = 1u << codec::kCodeBits;
 
-// A word of four sign+mantissa bytes b0 .. b3 of the file, rearranged so that no instruction is spent on spreading them:
-// mantissas of b0 in bits 0-6, of b1 in 16-22, their signs in 15 and 31, where a pair of bf16 has them; those of b2 and
-// b3 in the same places once the word is rotated right by 8.
+// A word of four sign+mantissa bytes b0 .. b3 of the file, rearranged so that no instruction is spent on spreading
+// them: mantissas of b0 in bits 0-6, of b1 in 16-22, their signs in 15 and 31, where a pair of bf16 has them; those of
+// b2 and b3 in the same places once the word is rotated right by 8.
 constexpr std::uint32_t weave(std::uint32_t bytes) {
   const std::uint32_t b0 = bytes & 0xFF, b1 = bytes >> 8 & 0xFF, b2 = bytes >> 16 & 0xFF, b3 = bytes >> 24;
   return (b0 & 0x7F) | (b3 & 0x80) | (b2 & 0x7F) << 8 | (b0 & 0x80) << 8 | (b1 & 0x7F) << 16 | (b2 & 0x80) << 16 |

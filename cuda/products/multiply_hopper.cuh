@@ -101,6 +101,31 @@ struct BlockProduct<kColumns, true> {
   __device__ __forceinline__ void finish() { wgmma_wait<0>(); }
 };
 
+// Asks for the weights of a step that come through registers (sign+mantissa bytes, or all of plain weights) ahead of
+// their use: in the L2 cache they are near enough for loads two groups ahead. A warp's lanes share the work.
+__device__ __forceinline__ void prefetch_step(const ResidentMatrix& m, const Partition& p, int step, int first_place,
+                                              int places, int lane) {
+  const int row = step / p.col_blocks(), block = step % p.col_blocks(), place = first_place + lane;
+  if (lane >= places || place >= p.groups_of(row)) return;
+  const std::int64_t groups = m.col_groups(), first = block * static_cast<int>(codec::kBlockGroups);
+  const std::int64_t count = groups - first < codec::kBlockGroups ? groups - first : codec::kBlockGroups;
+  constexpr int kStride = kGroupTiles * codec::kGroupBytes;
+  prefetch_l2(m.sign_mantissa + ((p.first_group(row) + place) * groups + first) * kStride,
+              static_cast<std::uint32_t>(count) * kStride);
+}
+__device__ __forceinline__ void prefetch_step(const PlainMatrix& m, const Partition& p, int step, int first_place,
+                                              int places, int lane) {
+  const int row = step / p.col_blocks(), block = step % p.col_blocks();
+  const int end = min(first_place + places, p.groups_of(row)) * static_cast<int>(kGroupRows);
+  const std::int64_t first = static_cast<std::int64_t>(p.first_group(row)) * kGroupRows;
+  const std::int64_t left = m.stride - static_cast<std::int64_t>(block) * codec::kBlockCols;
+  const std::uint32_t bytes = static_cast<std::uint32_t>(left < codec::kBlockCols ? left : codec::kBlockCols) * 2;
+  for (int r = first_place * static_cast<int>(kGroupRows) + lane; r < end; r += 32) {
+    if (first + r < m.rows)
+      prefetch_l2(m.data + (first + r) * m.stride + block * static_cast<int>(codec::kBlockCols), bytes);
+  }
+}
+
 template <class Matrix, int kColumns>
 __device__ void produce(const MultiplyArguments<Matrix>& args, std::uint32_t ring, std::uint32_t full,
                         std::uint32_t empty, int begin, int end, int lane) {
@@ -129,6 +154,11 @@ __device__ void produce(const MultiplyArguments<Matrix>& args, std::uint32_t rin
           from = offset[0];
           bytes = (offset[1] - from) * 16;
         }
+      }
+      // Where the consumers will be next. (The other stages' streams are further ahead.)
+      const int near = filled < args.stages ? u : u - args.stages + 2;
+      if (filled < 2 || filled >= args.stages) {
+        if (near >= begin) prefetch_step(args.weights, p, near, pass * args.pass_groups, args.pass_groups, lane);
       }
       const std::uint32_t all = __reduce_add_sync(0xFFFFFFFF, bytes);
       if (turn > 0) barrier_wait(empty + 8 * stage, (turn - 1) & 1);

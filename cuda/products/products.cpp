@@ -45,14 +45,12 @@ Partition partition_of_height(std::int64_t rows, std::int64_t cols, int multipro
 
 // A thread block's time grows with its blocks of weights; with fewer warps a multiprocessor hides less of its
 // latencies. The factors are those of measurements on an H200 (bench/results/products.md).
-Partition make_partition(std::int64_t rows, std::int64_t cols, int multiprocessors, std::uint32_t max_block_bytes) {
+Partition make_partition(std::int64_t rows, std::int64_t cols, int multiprocessors) {
   constexpr int kMaxHeight = 7;
   constexpr double kFactor[kMaxHeight + 1] = {0, 1.8, 1.3, 1.2, 1.15, 1.08, 1.05, 1.0};
-  constexpr std::uint32_t kRing = 2 * 70 * 1024;  // two stages of blocks beside the table and 32 columns' activations
   Partition best;
   double least = 0;
   for (int height = 1; height <= kMaxHeight; ++height) {
-    if (height > 1 && 2 * height * max_block_bytes > kRing) break;
     const Partition p = partition_of_height(rows, cols, multiprocessors, height);
     int longest = 0;  // blocks of the thread block that has most
     for (int cta = 0; cta < p.ctas; ++cta) {

@@ -50,8 +50,8 @@ struct Partition {
   constexpr int groups_of(int step_row) const { return height - (step_row >= steps_down - low_rows() ? 1 : 0); }
 };
 
-// The partition for a device of `multiprocessors`; `max_block_bytes` of the packed matrix, or 0. Deterministic.
-Partition make_partition(std::int64_t rows, std::int64_t cols, int multiprocessors, std::uint32_t max_block_bytes);
+// The partition for a device of `multiprocessors`.
+Partition make_partition(std::int64_t rows, std::int64_t cols, int multiprocessors);
 // The partition with step rows of at most `height` groups.
 Partition partition_of_height(std::int64_t rows, std::int64_t cols, int multiprocessors, int height);
 int max_splits(const Partition& partition);

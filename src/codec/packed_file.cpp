@@ -63,6 +63,10 @@ void PackedTensor::read_packed(std::span<std::byte> out) const {
   file_->read(*tensor_, 0, out);
 }
 
+void PackedTensor::read_packed(std::uint64_t offset, std::span<std::byte> out) const {
+  file_->read(*tensor_, offset, out);
+}
+
 // Row tiles [first, first + count) as a packed matrix of their own: the format lets any run of tiles be one.
 std::vector<std::byte> PackedTensor::read_tiles(std::uint64_t first, std::uint64_t count) const {
   PackedHeader header = header_;

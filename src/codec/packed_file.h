@@ -25,6 +25,8 @@ class PackedTensor {
 
   // The packed matrix as it is stored, for an Unpacker or a device: `out` has bytes(). Its units are not looked at.
   void read_packed(std::span<std::byte> out) const;
+  // Bytes [offset, offset + out.size()) of it. Safe from several threads.
+  void read_packed(std::uint64_t offset, std::span<std::byte> out) const;
 
   // Rows [first, first + rows) as bf16, row-major. Units are checked as they are decoded: throws Error(Model).
   void read_rows(std::uint64_t first, std::uint64_t rows, std::span<Bf16> out) const;

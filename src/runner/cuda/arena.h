@@ -24,6 +24,7 @@ class Arena {
     return static_cast<T*>(take(count * sizeof(T), what));
   }
 
+  const void* base() const { return reinterpret_cast<const void*>(base_); }
   std::uint64_t used() const { return used_; }            // bytes handed out, alignment included
   std::uint64_t committed() const { return committed_; }  // bytes of device memory behind them
 

@@ -1,42 +1,342 @@
 #include "runner/cuda/cuda_runner.h"
 
-#include <cuda_runtime_api.h>
+#include <algorithm>
+#include <chrono>
+#include <map>
+#include <optional>
 
 #include "base/error.h"
 #include "base/text.h"
+#include "base/thread_pool.h"
+#include "runner/cuda/check.h"
+#include "runner/cuda/device.h"
+#include "runner/cuda/device_memory.h"
+#include "runner/cuda/forward.h"
+#include "runner/cuda/memory_plan.h"
+#include "runner/cuda/step_input.h"
+#include "runner/cuda/weights.h"
+#include "runner/validate_batch.h"
 
 namespace glyd::runner {
 namespace {
 
-// Number of GPUs; `why` says what is missing when there are none.
-int device_count(std::string& why) {
-  int count = 0;
-  const cudaError_t error = cudaGetDeviceCount(&count);
-  if (error == cudaSuccess && count > 0) return count;
-  why = error == cudaErrorInsufficientDriver                 ? "the NVIDIA driver is missing or too old"
-        : error == cudaSuccess || error == cudaErrorNoDevice ? "the driver shows no GPU"
-                                                             : cudaGetErrorString(error);
-  return 0;
+using Clock = std::chrono::steady_clock;
+
+double seconds_since(Clock::time_point start) { return std::chrono::duration<double>(Clock::now() - start).count(); }
+
+// Numbers of tokens that decode passes are captured for; a batch runs in the next larger one.
+int graph_size(int tokens) {
+  int step = 1;
+  for (int n = 8; n < tokens; n *= 2) step *= 2;  // up to 8: every number; 16: even ones; 32: multiples of 4; ...
+  return (tokens + step - 1) / step * step;
 }
 
-// "cuda" is device 0, "cuda:N" device N.
-int device_index(const std::string& device, int count) {
-  const std::string digits = device == "cuda" ? "0" : device.substr(device.find(':') + 1);
-  const bool ok = device.starts_with("cuda") && !digits.empty() && digits.size() <= 4 &&
-                  digits.find_first_not_of("0123456789") == std::string::npos;
-  if (!ok || std::stoi(digits) >= count) {
-    fail(Code::Usage, "--device {}: expected cpu, cuda or cuda:0 to cuda:{}", quote(device), count - 1);
+class Graph {
+ public:
+  // Captures what `launch` puts into the stream.
+  template <class Launch>
+  Graph(cudaStream_t stream, const Launch& launch) {
+    check(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal), "capturing a step");
+    try {
+      launch();
+    } catch (...) {
+      cudaGraph_t broken = nullptr;
+      cudaStreamEndCapture(stream, &broken);
+      cudaGraphDestroy(broken);
+      throw;
+    }
+    cudaGraph_t graph = nullptr;
+    check(cudaStreamEndCapture(stream, &graph), "capturing a step");
+    const cudaError_t error = cudaGraphInstantiate(&graph_, graph, 0);
+    cudaGraphDestroy(graph);
+    check(error, "capturing a step");
   }
-  return std::stoi(digits);
+  ~Graph() { cudaGraphExecDestroy(graph_); }
+  Graph(const Graph&) = delete;
+  Graph& operator=(const Graph&) = delete;
+  void launch(cudaStream_t stream) const { check(cudaGraphLaunch(graph_, stream), "a step"); }
+
+ private:
+  cudaGraphExec_t graph_ = nullptr;
+};
+
+class CudaRunner : public Runner {
+ public:
+  explicit CudaRunner(const Options& options)
+      : options_(options), index_(device_index(options.device)), kernels_(choose_kernels(index_)) {
+    if (options.gemm == Gemm::Cublas && options.weights == WeightFormat::Packed)
+      fail(Code::Usage, "--gemm cublas: cuBLAS multiplies plain weights only; use it with --weights bf16");
+    check(cudaDeviceGetAttribute(&multiprocessors_, cudaDevAttrMultiProcessorCount, index_), "the GPU");
+  }
+
+  MemoryPlan plan(const model::Checkpoint& checkpoint) const override {
+    return plan_of(checkpoint.config(), weight_sizes(checkpoint.spec(), &checkpoint, format(&checkpoint))).total;
+  }
+  MemoryPlan plan_random(const model::Config& config) const override {
+    return plan_of(config, weight_sizes(model::model_spec(config), nullptr, format(nullptr))).total;
+  }
+
+  void load(const model::Checkpoint& checkpoint, Progress& progress) override {
+    const WeightSizes sizes = weight_sizes(checkpoint.spec(), &checkpoint, format(&checkpoint));
+    load_with(checkpoint.config(), sizes, [&](const LoadSettings& settings) {
+      LoadSettings s = settings;
+      s.format = format(&checkpoint);
+      ThreadPool pool(options_.threads == 0 ? available_threads() : options_.threads);
+      return load_weights(checkpoint, s, model_->arena, pool, progress, stages_);
+    });
+  }
+  void load_random(const model::Config& config, std::uint64_t seed, Progress& progress) override {
+    const model::ModelSpec spec = model::model_spec(config);
+    load_with(config, weight_sizes(spec, nullptr, format(nullptr)), [&](const LoadSettings& settings) {
+      LoadSettings s = settings;
+      s.format = format(nullptr);
+      return random_weights(spec, seed, s, model_->arena, progress, stages_);
+    });
+  }
+
+  StepResult step(const Batch& batch) override;
+
+  std::uint64_t bytes_per_step() const override {
+    std::uint64_t bytes = model().weights.head().bytes;
+    for (const DeviceLayer& l : model().weights.layers)
+      bytes += l.qkv.bytes + l.o.bytes + l.gate_up.bytes + l.down.bytes;
+    return bytes;
+  }
+  std::uint64_t weight_bytes() const override { return model_ ? model_->weights.bytes : 0; }
+  std::int64_t kv_blocks() const override { return model_ ? model_->kv_blocks : 0; }
+  std::string device_name() const override { return fmt::format("cuda:{} {}", index_, describe_device(index_)); }
+  std::vector<LoadStage> load_stages() const override {
+    std::vector<LoadStage> stages = stages_;
+    if (capture_seconds_ > 0) stages.push_back({"graphs", capture_seconds_});
+    return stages;
+  }
+  std::uint64_t memory_used() const override {
+    if (!model_) return 0;
+    const std::uint64_t free = free_memory(index_);
+    return kContextBytes + (free < model_->free_before ? model_->free_before - free : 0);
+  }
+  std::int64_t preferred_chunk() const override { return 2048; }
+  double read_bandwidth() override;
+  std::vector<std::pair<std::string, std::string>> device_facts() const override {
+    auto facts = facts_of_device(index_);
+    facts.emplace_back("kernels", kernels_ == cuda::KernelSet::Hopper ? "sm_90a" : "generic");
+    return facts;
+  }
+  void set_trace(Trace trace) override { trace_ = std::move(trace); }
+
+ private:
+  // All that a loaded model has.
+  struct Model {
+    model::Config config;
+    std::uint64_t free_before = 0;  // of the device, before anything was allocated
+    Stream stream;
+    Arena arena;
+    DeviceWeights weights;
+    WorkspaceShape shape;
+    Workspace work{};
+    std::uint16_t *keys = nullptr, *values = nullptr;
+    std::int64_t kv_blocks = 0;
+    std::optional<Forward> forward;
+    std::optional<StepInput> input;
+    PinnedMemory output;  // ids, then logits
+    std::map<int, Graph> graphs;
+  };
+
+  WeightFormat format(const model::Checkpoint* checkpoint) const {
+    if (options_.gemm == Gemm::Cublas) {
+      if (checkpoint != nullptr && checkpoint->manifest() != nullptr && options_.weights == WeightFormat::AsStored)
+        fail(Code::Usage,
+             "--gemm cublas: the model is packed, and cuBLAS multiplies plain weights only; add --weights bf16");
+      return WeightFormat::Bf16;
+    }
+    return options_.weights;
+  }
+  DevicePlan plan_of(const model::Config& config, const WeightSizes& sizes) const {
+    return plan_device(config, sizes, options_, multiprocessors_, free_memory(index_), total_memory(index_));
+  }
+  template <class LoadWeights>
+  void load_with(const model::Config& config, const WeightSizes& sizes, const LoadWeights& load);
+  Model& model() const {
+    if (!model_ || !model_->forward) fail(Code::Runtime, "the CUDA runner has no model: load one first");
+    return *model_;
+  }
+  void run_decode(int tokens);
+  void take_rows(const PassPlan& pass, int first, int count, const Batch& batch, std::vector<std::int32_t>& ids,
+                 std::vector<std::vector<float>>& logits);
+  std::function<void(int)> tracer(int tokens);
+
+  Options options_;
+  int index_;
+  cuda::KernelSet kernels_;
+  int multiprocessors_ = 0;
+  std::unique_ptr<Model> model_;
+  std::vector<LoadStage> stages_;
+  double capture_seconds_ = 0;
+  double bandwidth_ = 0;
+  Trace trace_;
+};
+
+template <class LoadWeights>
+void CudaRunner::load_with(const model::Config& config, const WeightSizes& sizes, const LoadWeights& load) {
+  model_.reset();
+  stages_.clear();
+  capture_seconds_ = 0;
+  const std::uint64_t free = free_memory(index_);
+  const DevicePlan plan = plan_device(config, sizes, options_, multiprocessors_, free, total_memory(index_));
+  model_ = std::make_unique<Model>();
+  Model& m = *model_;
+  try {
+    m.config = config;
+    m.free_before = free;
+    m.shape = plan.shape;
+    m.kv_blocks = plan.total.kv_blocks;
+    // A little more than planned: weights that were only estimated, and alignment.
+    m.arena = Arena(plan.total.total() + plan.total.weights / 32 + (64 << 20));
+    m.weights = load({options_.weights, multiprocessors_, m.stream.get()});
+    m.work = make_workspace(config, m.shape, m.arena);
+    const std::uint64_t cache = plan.total.kv_cache / 2 / sizeof(std::uint16_t);
+    m.keys = m.arena.take<std::uint16_t>(cache, "the KV cache");
+    m.values = m.arena.take<std::uint16_t>(cache, "the KV cache");
+    const std::vector<double> frequencies = model::inverse_frequencies(config.rope);
+    check(
+        cudaMemcpy(m.work.frequencies, frequencies.data(), frequencies.size() * sizeof(double), cudaMemcpyHostToDevice),
+        "loading");
+    std::vector<std::uint8_t> allowed(static_cast<std::size_t>(config.vocab_size), 1);
+    for (std::size_t i = 0; i < options_.allowed.size() && i < allowed.size(); ++i) allowed[i] = options_.allowed[i];
+    check(cudaMemcpy(m.work.allowed, allowed.data(), allowed.size(), cudaMemcpyHostToDevice), "loading");
+    m.input.emplace(m.shape);
+    m.output = PinnedMemory(static_cast<std::uint64_t>(m.shape.sequences) * sizeof(std::int32_t) + 64);
+    m.forward.emplace(m.config, m.weights, m.shape, m.work, m.keys, m.values, m.kv_blocks,
+                      Forward::Settings{kernels_, options_.gemm, options_.batch_invariant}, m.stream.get());
+    check(cudaStreamSynchronize(m.stream.get()), "loading");
+  } catch (...) {
+    model_.reset();
+    throw;
+  }
 }
 
-std::string describe(int index) {
-  cudaDeviceProp properties{};
-  if (const cudaError_t error = cudaGetDeviceProperties(&properties, index); error != cudaSuccess) {
-    return fmt::format("cuda:{} cannot be looked at: {}", index, cudaGetErrorString(error));
+std::function<void(int)> CudaRunner::tracer(int tokens) {
+  if (!trace_) return {};
+  return [this, tokens](int layer) {
+    const Model& m = model();
+    std::vector<std::uint16_t> narrow(static_cast<std::size_t>(tokens * m.config.hidden_size));
+    check(cudaMemcpyAsync(narrow.data(), m.work.hidden, narrow.size() * 2, cudaMemcpyDeviceToHost, m.stream.get()),
+          "a trace");
+    check(cudaStreamSynchronize(m.stream.get()), "a trace");
+    std::vector<float> wide(narrow.size());
+    std::transform(narrow.begin(), narrow.end(), wide.begin(), [](std::uint16_t x) { return to_float(Bf16{x}); });
+    trace_(layer, wide);
+  };
+}
+
+void CudaRunner::run_decode(int tokens) {
+  Model& m = model();
+  const auto launch = [&](int count) {
+    m.forward->run({Pass::Decode, count, count, 1, {}}, tracer(count));
+    m.forward->choose(count);
+  };
+  if (options_.eager || trace_) {
+    launch(tokens);
+    return;
   }
-  return fmt::format("cuda:{} {}, sm_{}{}, {:.1f} GiB", index, properties.name, properties.major, properties.minor,
-                     static_cast<double>(properties.totalGlobalMem) / (1 << 30));
+  const int size = graph_size(tokens);
+  auto graph = m.graphs.find(size);
+  if (graph == m.graphs.end()) {
+    const auto start = Clock::now();
+    launch(size);  // once for what is set up at first use: capturing may not
+    check(cudaStreamSynchronize(m.stream.get()), "a step");
+    graph = m.graphs.try_emplace(size, m.stream.get(), [&] { launch(size); }).first;
+    capture_seconds_ += seconds_since(start);
+  }
+  graph->second.launch(m.stream.get());
+}
+
+// Brings ids and logits of `count` rows of a pass, whose logits were made last, to their places in the result.
+void CudaRunner::take_rows(const PassPlan& pass, int first, int count, const Batch& batch,
+                           std::vector<std::int32_t>& ids, std::vector<std::vector<float>>& logits) {
+  Model& m = model();
+  auto* chosen = reinterpret_cast<std::int32_t*>(m.output.get());
+  check(cudaMemcpyAsync(chosen, m.work.ids, static_cast<std::size_t>(count) * sizeof(std::int32_t),
+                        cudaMemcpyDeviceToHost, m.stream.get()),
+        "the chosen ids");
+  bool any_logits = false;
+  for (int i = 0; i < count; ++i) {
+    const int row = pass.results[static_cast<std::size_t>(first + i)];
+    any_logits = any_logits || (row >= 0 && (batch.greedy.empty() || batch.greedy[static_cast<std::size_t>(row)] == 0));
+  }
+  if (any_logits) m.forward->finish_logits(count);
+  const auto vocab = static_cast<std::size_t>(m.config.vocab_size);
+  for (int i = 0; any_logits && i < count; ++i) {
+    const int row = pass.results[static_cast<std::size_t>(first + i)];
+    if (row < 0 || (!batch.greedy.empty() && batch.greedy[static_cast<std::size_t>(row)] != 0)) continue;
+    std::vector<float>& to = logits[static_cast<std::size_t>(row)];
+    to.resize(vocab);
+    check(cudaMemcpyAsync(to.data(), m.work.logits + static_cast<std::size_t>(i) * vocab, vocab * sizeof(float),
+                          cudaMemcpyDeviceToHost, m.stream.get()),
+          "the logits");
+  }
+  check(cudaStreamSynchronize(m.stream.get()), "a step");
+  for (int i = 0; i < count; ++i) {
+    const int row = pass.results[static_cast<std::size_t>(first + i)];
+    if (row >= 0) ids[static_cast<std::size_t>(row)] = chosen[i];
+  }
+}
+
+StepResult CudaRunner::step(const Batch& batch) {
+  Model& m = model();
+  check(cudaSetDevice(index_), "choosing the GPU");
+  validate(batch, {m.config.vocab_size, m.kv_blocks, options_.max_batch_tokens, options_.max_sequences});
+  const std::size_t rows = batch.logits_rows.size();
+  std::vector<std::int32_t> ids(rows, kNoId);
+  std::vector<std::vector<float>> logits(rows);
+  for (const PassPlan& pass : plan_passes(batch, m.shape.columns, options_.batch_invariant)) {
+    const int padded = pass.shape.kind == Pass::Decode && !options_.eager && !trace_ ? graph_size(pass.shape.tokens)
+                                                                                     : pass.shape.tokens;
+    m.input->copy(batch, pass, padded, m.work.input, m.stream.get());
+    const int wanted = static_cast<int>(pass.results.size());
+    if (pass.shape.kind == Pass::Decode) {
+      run_decode(pass.shape.tokens);
+      take_rows(pass, 0, wanted, batch, ids, logits);
+      continue;
+    }
+    m.forward->run(pass.shape, tracer(pass.shape.tokens));
+    const int at_a_time = static_cast<int>(std::min<std::int64_t>(m.shape.columns, m.shape.sequences));
+    for (int first = 0; first < wanted; first += at_a_time) {
+      const int count = std::min(at_a_time, wanted - first);
+      m.forward->head_of_rows(first, count);
+      m.forward->choose(count);
+      take_rows(pass, first, count, batch, ids, logits);
+    }
+    check(cudaStreamSynchronize(m.stream.get()), "a step");
+  }
+  StepResult result;
+  if (!batch.greedy.empty()) {
+    for (std::size_t i = 0; i < rows; ++i) {
+      if (batch.greedy[i] == 0) ids[i] = kNoId;
+    }
+    result.ids = std::move(ids);
+  }
+  for (const std::vector<float>& row : logits) result.logits.insert(result.logits.end(), row.begin(), row.end());
+  return result;
+}
+
+double CudaRunner::read_bandwidth() {
+  if (bandwidth_ > 0) return bandwidth_;
+  check(cudaSetDevice(index_), "choosing the GPU");
+  constexpr std::uint64_t kLeast = std::uint64_t{1} << 30, kMost = std::uint64_t{8} << 30;
+  if (model_ && model_->forward && model_->arena.used() >= kLeast) {
+    const std::uint64_t bytes = std::min(kMost, model_->arena.used()) / (1 << 20) * (1 << 20);
+    bandwidth_ = measure_read_bandwidth(model_->arena.base(), bytes, model_->stream.get());
+  } else {
+    const std::uint64_t free = free_memory(index_);
+    const std::uint64_t bytes = std::min(std::uint64_t{2} << 30, free / 2) / (1 << 20) * (1 << 20);
+    if (bytes < (64 << 20)) return 0;
+    const Stream stream;
+    const DeviceMemory memory(bytes);
+    check(cudaMemsetAsync(memory.get(), 0x5A, bytes, stream.get()), "measuring the bandwidth");
+    bandwidth_ = measure_read_bandwidth(memory.get(), bytes, stream.get());
+  }
+  return bandwidth_;
 }
 
 }  // namespace
@@ -45,17 +345,10 @@ std::vector<std::string> list_cuda_devices() {
   std::string why;
   std::vector<std::string> lines;
   const int count = device_count(why);
-  for (int i = 0; i < count; ++i) lines.push_back(describe(i));
+  for (int i = 0; i < count; ++i) lines.push_back(fmt::format("cuda:{} {}", i, describe_device(i)));
   return lines;
 }
 
-std::unique_ptr<Runner> make_cuda_runner(const Options& options) {
-  std::string why;
-  const int count = device_count(why);
-  if (count == 0) fail(Code::Usage, "--device {}: {}; use --device cpu", quote(options.device), why);
-  const int index = device_index(options.device, count);
-  fail(Code::Usage, "--device {}: {}: this version does not run models on a GPU yet; use --device cpu",
-       quote(options.device), describe(index));
-}
+std::unique_ptr<Runner> make_cuda_runner(const Options& options) { return std::make_unique<CudaRunner>(options); }
 
 }  // namespace glyd::runner

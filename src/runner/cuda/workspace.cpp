@@ -1,0 +1,112 @@
+#include "runner/cuda/workspace.h"
+
+#include <algorithm>
+#include <type_traits>
+
+#include "cuda/pointwise/pointwise.h"
+#include "cuda/products/products.h"
+#include "model/weights.h"
+
+namespace glyd::runner {
+namespace {
+
+std::uint64_t size(std::int64_t n) { return static_cast<std::uint64_t>(n); }
+std::int64_t round_up(std::int64_t n, std::int64_t to) { return (n + to - 1) / to * to; }
+
+std::int64_t widest_input(const model::Config& c) {
+  return std::max({c.hidden_size, std::int64_t{c.heads} * c.head_dim, c.intermediate_size});
+}
+
+// Calls visit(pointer, bytes, name) for every part: the one list that sizes and allocation share.
+template <class Visit>
+void visit_parts(const model::Config& c, const WorkspaceShape& s, Workspace& w, const Visit& visit) {
+  const std::uint64_t tokens = size(s.tokens), sequences = size(s.sequences);
+  const std::uint64_t q = size(c.heads) * size(c.head_dim), half = size(c.rope.dim) / 2;
+  const std::uint64_t rows = std::max(tokens, size(s.columns));
+  visit(w.hidden, rows * size(c.hidden_size) * 2, "the residual stream");
+  visit(w.q, rows * q * 2, "queries");
+  visit(w.x, rows * size(round_up(widest_input(c), 32)) * 2, "activations");
+  visit(w.products, s.products, "products");
+  visit(w.rope, rows * half * sizeof(float2), "rotations");
+  visit(w.attention, cuda::attention_decode_workspace(s.columns, s.cached, s.context, c.heads, c.head_dim),
+        "attention");
+  visit(w.choice, cuda::arg_max_workspace(s.columns), "the choice of tokens");
+  visit(w.ids, sequences * sizeof(std::int32_t), "ids");
+  visit(w.logits, sequences * size(c.vocab_size) * sizeof(float), "logits");
+  visit(w.allowed, size(c.vocab_size), "the vocabulary's mask");
+  visit(w.frequencies, half * sizeof(double), "frequencies");
+  visit(w.cublas, kCublasBytes, "cuBLAS");
+  visit(w.slices[0], s.scratch, "unpacked weights");
+  visit(w.slices[1], s.scratch, "unpacked weights");
+  visit(w.input, size(InputLayout(s).end) * sizeof(std::int32_t), "a step's input");
+}
+
+}  // namespace
+
+InputLayout::InputLayout(const WorkspaceShape& s) {
+  table_stride = round_up(s.context, kBlockSize) / kBlockSize;
+  const std::int64_t most_tokens = std::max<std::int64_t>(s.tokens, s.columns);
+  const std::int64_t sequences = std::max<std::int64_t>(s.sequences, s.columns);
+  std::int64_t at = 0;
+  const auto take = [&](std::int64_t count) {
+    const std::int64_t begin = at;
+    at = round_up(at + count, 64);
+    return begin;
+  };
+  tokens = take(most_tokens);
+  positions = take(most_tokens);
+  slots = take(most_tokens);
+  lengths = take(std::max(sequences + 1, most_tokens));  // rows may be as many as tokens
+  query_start = take(std::max(sequences + 1, most_tokens));
+  rows = take(std::max(sequences + 1, most_tokens));
+  tables = take(sequences * table_stride);
+  end = at;
+}
+
+// Two waves of 128 x 256 tiles of a prompt of 2,048 tokens on 132 multiprocessors, as far as 64 MiB hold them.
+std::int64_t slice_rows(std::int64_t cols) {
+  constexpr std::int64_t kWave = 2112, kBytes = 64 << 20;
+  return kWave * std::max<std::int64_t>(1, kBytes / (kWave * cols * 2));
+}
+
+WorkspaceShape workspace_shape(const model::Config& c, const Options& options, std::int64_t context,
+                               int multiprocessors, bool any_packed) {
+  WorkspaceShape s;
+  s.tokens = options.max_batch_tokens;
+  s.sequences = options.max_sequences;
+  s.context = context;
+  s.columns = cuda::kMaxColumns;
+  const model::ModelSpec spec = model::model_spec(c);
+  const auto consider = [&](const model::MatrixSpec& m, bool head) {
+    const auto rows = static_cast<std::int64_t>(m.rows), cols = static_cast<std::int64_t>(m.cols);
+    const cuda::Partition p = cuda::make_partition(rows, cols, multiprocessors);
+    const std::int64_t columns = head ? std::min<std::int64_t>(s.columns, s.sequences) : s.columns;
+    const std::uint64_t partials = size(max_splits(p)) * size(columns) * size(p.stored_rows()) * sizeof(float);
+    const std::uint64_t values =
+        head ? size(columns) * size(round_up(rows, 8)) * sizeof(float) : size(s.tokens) * size(round_up(rows, 8)) * 2;
+    s.products = std::max({s.products, partials, values});
+    if (any_packed && !head)
+      s.scratch = std::max(s.scratch, size(std::min(rows, slice_rows(cols))) * size(round_up(cols, 32)) * 2);
+  };
+  const model::LayerSpec& layer = spec.layers.front();  // all are alike
+  for (const auto* m : {&layer.qkv, &layer.o, &layer.gate_up, &layer.down}) consider(*m, false);
+  consider(c.tied_head ? spec.embed : spec.lm_head, true);
+  return s;
+}
+
+std::uint64_t workspace_bytes(const model::Config& config, const WorkspaceShape& shape) {
+  std::uint64_t bytes = 0;
+  Workspace none{};
+  visit_parts(config, shape, none, [&](auto&, std::uint64_t part, const char*) { bytes += (part + 255) / 256 * 256; });
+  return bytes;
+}
+
+Workspace make_workspace(const model::Config& config, const WorkspaceShape& shape, Arena& arena) {
+  Workspace w{};
+  visit_parts(config, shape, w, [&](auto& pointer, std::uint64_t bytes, const char* what) {
+    pointer = bytes == 0 ? nullptr : static_cast<std::remove_reference_t<decltype(pointer)>>(arena.take(bytes, what));
+  });
+  return w;
+}
+
+}  // namespace glyd::runner
