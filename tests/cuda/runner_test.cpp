@@ -281,7 +281,7 @@ TEST_CASE("a sequence that is computed again goes on as before", "[cuda][gpu][ru
   }
 }
 
-TEST_CASE("cuBLAS for everything, and the generic kernels, are close to the chip's own", "[cuda][gpu][runner]") {
+TEST_CASE("cuBLAS for everything is close to the own kernels", "[cuda][gpu][runner]") {
   GLYD_NEEDS_GPU();
   for (const std::string& model : kShippedModels) {
     INFO(model);
@@ -289,9 +289,9 @@ TEST_CASE("cuBLAS for everything, and the generic kernels, are close to the chip
     const Ids ids(passage.begin(), passage.begin() + 110);
     const Rows own = run_and_decode(*load_gpu(shipped_model(model)), ids, 100);
     const auto cublas = load_gpu(shipped_model(model), {.weights = WeightFormat::Bf16, .gemm = runner::Gemm::Cublas});
-    check_distance(run_and_decode(*cublas, ids, 100), own, kReordered);
-    const KernelsFromEnvironment environment("generic");
-    check_distance(run_and_decode(*load_gpu(shipped_model(model)), ids, 100), own, kReordered);
+    const Rows rows = run_and_decode(*cublas, ids, 100);
+    check_distance(rows, own, kReordered);
+    CHECK(difference(rows, own) != "");  // it did take another way
   }
 }
 
