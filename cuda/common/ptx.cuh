@@ -86,10 +86,6 @@ __device__ __forceinline__ void bulk_copy(std::uint32_t to, const void* from, st
                "l"(from), "r"(bytes), "r"(barrier)
                : "memory");
 }
-// Asks for `bytes` (a multiple of 16) of global memory to be brought into the L2 cache.
-__device__ __forceinline__ void prefetch_l2(const void* from, std::uint32_t bytes) {
-  asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(from), "r"(bytes) : "memory");
-}
 
 #endif
 

@@ -41,11 +41,18 @@ struct MultiplyArguments {
   int pass_groups;  // row groups of a pass
 };
 
+// Row groups of a pass at most, each 4 warps: as many as the registers of the accumulators leave room for.
 template <int kColumns>
-inline constexpr int kMaxPassGroups = kColumns <= 16   ? 7
-                                      : kColumns == 32 ? 5
+inline constexpr int kMaxPassGroups = kColumns <= 32   ? 5
                                       : kColumns == 64 ? 4
                                                        : 3;
+
+// How many groups of 32 columns ahead a warp asks for its weights. Packed ones come in small pieces, 512 bytes a warp
+// and group, and wait longest on memory; for plain ones, twice the registers a group, more ahead was slower.
+template <class Matrix, int kColumns>
+inline constexpr int kGroupsAhead = !Source<Matrix>::kPacked ? 2
+                                    : kColumns <= 16         ? 8
+                                                             : 4;
 
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL) || !defined(__CUDA_ARCH__)
 
@@ -101,31 +108,6 @@ struct BlockProduct<kColumns, true> {
   __device__ __forceinline__ void finish() { wgmma_wait<0>(); }
 };
 
-// Asks for the weights of a step that come through registers (sign+mantissa bytes, or all of plain weights) ahead of
-// their use: in the L2 cache they are near enough for loads two groups ahead. A warp's lanes share the work.
-__device__ __forceinline__ void prefetch_step(const ResidentMatrix& m, const Partition& p, int step, int first_place,
-                                              int places, int lane) {
-  const int row = step / p.col_blocks(), block = step % p.col_blocks(), place = first_place + lane;
-  if (lane >= places || place >= p.groups_of(row)) return;
-  const std::int64_t groups = m.col_groups(), first = block * static_cast<int>(codec::kBlockGroups);
-  const std::int64_t count = groups - first < codec::kBlockGroups ? groups - first : codec::kBlockGroups;
-  constexpr int kStride = kGroupTiles * codec::kGroupBytes;
-  prefetch_l2(m.sign_mantissa + ((p.first_group(row) + place) * groups + first) * kStride,
-              static_cast<std::uint32_t>(count) * kStride);
-}
-__device__ __forceinline__ void prefetch_step(const PlainMatrix& m, const Partition& p, int step, int first_place,
-                                              int places, int lane) {
-  const int row = step / p.col_blocks(), block = step % p.col_blocks();
-  const int end = min(first_place + places, p.groups_of(row)) * static_cast<int>(kGroupRows);
-  const std::int64_t first = static_cast<std::int64_t>(p.first_group(row)) * kGroupRows;
-  const std::int64_t left = m.stride - static_cast<std::int64_t>(block) * codec::kBlockCols;
-  const std::uint32_t bytes = static_cast<std::uint32_t>(left < codec::kBlockCols ? left : codec::kBlockCols) * 2;
-  for (int r = first_place * static_cast<int>(kGroupRows) + lane; r < end; r += 32) {
-    if (first + r < m.rows)
-      prefetch_l2(m.data + (first + r) * m.stride + block * static_cast<int>(codec::kBlockCols), bytes);
-  }
-}
-
 template <class Matrix, int kColumns>
 __device__ void produce(const MultiplyArguments<Matrix>& args, std::uint32_t ring, std::uint32_t full,
                         std::uint32_t empty, int begin, int end, int lane) {
@@ -154,11 +136,6 @@ __device__ void produce(const MultiplyArguments<Matrix>& args, std::uint32_t rin
           from = offset[0];
           bytes = (offset[1] - from) * 16;
         }
-      }
-      // Where the consumers will be next. (The other stages' streams are further ahead.)
-      const int near = filled < args.stages ? u : u - args.stages + 2;
-      if (filled < 2 || filled >= args.stages) {
-        if (near >= begin) prefetch_step(args.weights, p, near, pass * args.pass_groups, args.pass_groups, lane);
       }
       const std::uint32_t all = __reduce_add_sync(0xFFFFFFFF, bytes);
       if (turn > 0) barrier_wait(empty + 8 * stage, (turn - 1) & 1);
@@ -212,7 +189,9 @@ __device__ void consume(const MultiplyArguments<Matrix>& args, std::uint32_t rin
     Walk walk(args.weights, p, step_row, place, block, warp, lane);
     int row_group = p.first_group(step_row) + place;
     bool valid = place < p.groups_of(step_row);
-    typename Walk::Raw raw[2] = {walk.load(0), walk.load(1)};
+    typename Walk::Raw raw[kGroupsAhead<Matrix, kColumns>];
+#pragma unroll
+    for (int i = 0; i < kGroupsAhead<Matrix, kColumns>; ++i) raw[i] = walk.load(i);
     float acc[kColumns / 8][4];
 #pragma unroll
     for (auto& column : acc) column[0] = column[1] = column[2] = column[3] = 0;

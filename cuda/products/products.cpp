@@ -46,8 +46,8 @@ Partition partition_of_height(std::int64_t rows, std::int64_t cols, int multipro
 // A thread block's time grows with its blocks of weights; with fewer warps a multiprocessor hides less of its
 // latencies. The factors are those of measurements on an H200 (bench/results/products.md).
 Partition make_partition(std::int64_t rows, std::int64_t cols, int multiprocessors) {
-  constexpr int kMaxHeight = 7;
-  constexpr double kFactor[kMaxHeight + 1] = {0, 1.8, 1.3, 1.2, 1.15, 1.08, 1.05, 1.0};
+  constexpr int kMaxHeight = 5;
+  constexpr double kFactor[kMaxHeight + 1] = {0, 1.8, 1.3, 1.12, 1.06, 1.0};
   Partition best;
   double least = 0;
   for (int height = 1; height <= kMaxHeight; ++height) {

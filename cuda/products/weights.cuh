@@ -162,35 +162,36 @@ struct Source<PlainMatrix> {
   static constexpr bool kPacked = false;
 };
 
-// The groups of one block: decodes (or unpacks) a group, asks for the one two groups on, multiplies. `product` has
+// The groups of one block: decodes (or unpacks) a group, asks for the one kAhead groups on, multiplies. `product` has
 // load(g), which fetches a group's activations (before the decoding, which hides the way), run(g, fragments,
-// activations), whose last two fragments stay as they are, and finish().
-template <class Unit, class Walk, class Product>
-__device__ __forceinline__ void run_block(Unit& unit, const Walk& walk, typename Walk::Raw (&raw)[2], int count,
+// activations), whose last two fragments stay as they are, and finish(). kAhead
+// divides 8.
+template <int kAhead, class Unit, class Walk, class Product>
+__device__ __forceinline__ void run_block(Unit& unit, const Walk& walk, typename Walk::Raw (&raw)[kAhead], int count,
                                           int lane, std::uint32_t one, Product& product) {
+  constexpr int kGroups = static_cast<int>(codec::kBlockGroups);
   Fragments a[2];
   const std::uint32_t lane4 = lane * 4;
-  if (count == static_cast<int>(codec::kBlockGroups)) {
+  if (count == kGroups) {
 #pragma unroll
-    for (int g = 0; g < static_cast<int>(codec::kBlockGroups); ++g) {
+    for (int g = 0; g < kGroups; ++g) {
       const auto x = product.load(g);
-      unit.fragments(raw[g & 1], (g + 1) * StreamPair::kGroupOfException, lane, lane4, one, a[g & 1]);
-      raw[g & 1] = g < 6 ? walk.load(g + 2) : walk.load_next(g - 6);
+      unit.fragments(raw[g % kAhead], (g + 1) * StreamPair::kGroupOfException, lane, lane4, one, a[g & 1]);
+      raw[g % kAhead] = g + kAhead < kGroups ? walk.load(g + kAhead) : walk.load_next(g + kAhead - kGroups);
       product.run(g, a[g & 1], x);
     }
     product.finish();
-  } else {
+  } else {  // the last block of a row
 #pragma unroll 1
     for (int g = 0; g < count; ++g) {
       const auto x = product.load(g);
       unit.fragments(raw[0], (g + 1) * StreamPair::kGroupOfException, lane, lane4, one, a[0]);
-      raw[0] = raw[1];
-      if (g + 2 < count) raw[1] = walk.load(g + 2);
+      if (g + 1 < count) raw[0] = walk.load(g + 1);
       product.run(g, a[0], x);
       product.finish();
     }
-    raw[0] = walk.load_next(0);
-    raw[1] = walk.load_next(1);
+#pragma unroll
+    for (int i = 0; i < kAhead; ++i) raw[i] = walk.load_next(i);
   }
 }
 

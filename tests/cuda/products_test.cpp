@@ -145,7 +145,7 @@ int multiprocessors() {
 void check_shape(cuda::KernelSet set, std::int64_t rows, std::int64_t cols, bool specials, bool check_values) {
   INFO("rows " << rows << ", cols " << cols << ", specials " << specials);
   Matrix matrix(rows, cols, static_cast<std::uint64_t>(rows * 7 + cols), specials);
-  const cuda::Partition p = cuda::make_partition(rows, cols, multiprocessors(), matrix.packed().max_block_bytes);
+  const cuda::Partition p = cuda::make_partition(rows, cols, multiprocessors());
   const std::vector<Bf16> x = activations(cuda::kMaxColumns, cols, 3);
   const std::vector<float> all = product(set, matrix.plain(), p, x, cuda::kMaxColumns);
   if (check_values) {
@@ -210,7 +210,7 @@ TEST_CASE("the matrices of the published models multiply the same packed and pla
 TEST_CASE("both kernel sets give the same bits", "[cuda][gpu][products]") {
   GLYD_NEEDS_GPU();
   Matrix matrix(2000, 2048, 11, true);
-  const cuda::Partition p = cuda::make_partition(2000, 2048, multiprocessors(), matrix.packed().max_block_bytes);
+  const cuda::Partition p = cuda::make_partition(2000, 2048, multiprocessors());
   const std::vector<Bf16> x = activations(32, 2048, 5);
   REQUIRE(same_bits(product(cuda::KernelSet::Hopper, matrix.packed(), p, x, 32),
                     product(cuda::KernelSet::Generic, matrix.packed(), p, x, 32)));
@@ -232,7 +232,7 @@ TEST_CASE("infinities and NaNs among the weights come out as infinities and NaNs
   test::DeviceBuffer<std::uint32_t> offsets(host.block_offsets), table(host.table);
   const cuda::ResidentMatrix matrix{rows,           cols,         sign_mantissa.data(), streams.data(),
                                     offsets.data(), table.data(), host.max_block_bytes};
-  const cuda::Partition p = cuda::make_partition(rows, cols, multiprocessors(), host.max_block_bytes);
+  const cuda::Partition p = cuda::make_partition(rows, cols, multiprocessors());
   for (const int tokens : {1, 32}) {
     const std::vector<Bf16> x(static_cast<std::size_t>(tokens * cols), to_bf16(2.0f));
     const std::vector<float> y = product(cuda::KernelSet::Hopper, matrix, p, x, tokens);
