@@ -183,8 +183,7 @@ int main(int argc, char** argv) {
         });
         bool first = true;
         for (const std::string& height : split(heights)) {
-          cuda::Partition p =
-              cuda::make_partition(shape.rows, shape.cols, device.multiProcessorCount);
+          cuda::Partition p = cuda::make_partition(shape.rows, shape.cols, device.multiProcessorCount);
           if (height != "0")
             p = cuda::partition_of_height(shape.rows, shape.cols, device.multiProcessorCount,
                                           std::atoi(height.c_str()));
