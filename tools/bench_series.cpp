@@ -118,7 +118,8 @@ void BenchSeries::run() {
                  point.runs.size() + 1);
   }
   point.runs.push_back(outcome.run);
-  point.step_profile = runner_->step_profile();
+  if (static_cast<std::int64_t>(point.runs.size()) == options_.repeats)
+    point.step_profile = runner_->step_profile();
 }
 
 // The engine's own loop. A step that runs tokens of the depth beside tokens of the measured prompt counts by the share

@@ -3,6 +3,8 @@
 #include <array>
 #include <atomic>
 
+#include "cuda/common/read_memory.h"
+
 namespace glyd::cuda {
 
 bool has_dependent_launch() {
@@ -12,9 +14,8 @@ bool has_dependent_launch() {
   if (cudaGetDevice(&device) != cudaSuccess || device >= kDevices) return false;
   std::atomic<int>& answer = known[static_cast<std::size_t>(device)];
   if (answer == 0) {
-    int major = 0;
-    cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device);
-    answer = major >= 9 ? 2 : 1;
+    // Code made from older PTX does not have the instructions that wait.
+    answer = compiled_architecture() >= 90 ? 2 : 1;
   }
   return answer == 2;
 }

@@ -9,7 +9,7 @@
 
 namespace glyd::cuda {
 
-// Whether the current device knows dependent launch; asked once a device.
+// Whether the current device and the code for it know dependent launch; asked once a device.
 bool has_dependent_launch();
 
 // Launches `kernel`, which must call wait_for_previous() in every thread that touches memory other kernels write.

@@ -43,4 +43,9 @@ cudaError_t kernels_usable() {
   return cudaFuncGetAttributes(&attributes, read_memory_kernel);
 }
 
+int compiled_architecture() {
+  cudaFuncAttributes attributes{};
+  return cudaFuncGetAttributes(&attributes, read_memory_kernel) == cudaSuccess ? attributes.ptxVersion : 0;
+}
+
 }  // namespace glyd::cuda

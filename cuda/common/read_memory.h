@@ -14,4 +14,8 @@ cudaError_t read_memory(const void* data, std::uint64_t bytes, std::uint32_t* si
 // cudaErrorNoKernelImageForDevice or the like where this build has no code for the current device.
 cudaError_t kernels_usable();
 
+// The architecture that the device's code was compiled for: 90 for sm_90a, and 80 on any newer chip whose code the
+// driver made from that one's PTX. 0 where there is none.
+int compiled_architecture();
+
 }  // namespace glyd::cuda

@@ -261,6 +261,8 @@ __global__ void __launch_bounds__((kMaxPassGroups<kColumns> * 4 + 1) * 32, 1)
     asm volatile("bar.sync 1, %0;" ::"r"(consumers * 32) : "memory");
   }
   consume<Matrix, kColumns, kWarpGroup>(args, ring, full, empty, begin, end, warp, lane);
+#else
+  __trap();  // choose_kernels() takes these kernels for sm_90a alone
 #endif
 }
 

@@ -123,6 +123,7 @@ class CudaRunner : public Runner {
     return facts;
   }
   void set_trace(Trace trace) override { trace_ = std::move(trace); }
+  std::vector<std::pair<std::string, double>> step_profile() override;
 
  private:
   // All that a loaded model has.
@@ -173,6 +174,7 @@ class CudaRunner : public Runner {
   std::vector<LoadStage> stages_;
   double capture_seconds_ = 0;
   double bandwidth_ = 0;
+  int last_decode_ = 0;  // tokens of the last decode pass
   Trace trace_;
 };
 
@@ -198,12 +200,14 @@ void CudaRunner::load_with(const model::Config& config, const WeightSizes& sizes
     m.keys = m.arena.take<std::uint16_t>(cache, "the KV cache");
     m.values = m.arena.take<std::uint16_t>(cache, "the KV cache");
     const std::vector<double> frequencies = model::inverse_frequencies(config.rope);
-    check(
-        cudaMemcpy(m.work.frequencies, frequencies.data(), frequencies.size() * sizeof(double), cudaMemcpyHostToDevice),
-        "loading");
+    check(cudaMemcpyAsync(m.work.frequencies, frequencies.data(), frequencies.size() * sizeof(double),
+                          cudaMemcpyHostToDevice, m.stream.get()),
+          "loading");
     std::vector<std::uint8_t> allowed(static_cast<std::size_t>(config.vocab_size), 1);
     for (std::size_t i = 0; i < options_.allowed.size() && i < allowed.size(); ++i) allowed[i] = options_.allowed[i];
-    check(cudaMemcpy(m.work.allowed, allowed.data(), allowed.size(), cudaMemcpyHostToDevice), "loading");
+    check(cudaMemcpyAsync(m.work.allowed, allowed.data(), allowed.size(), cudaMemcpyHostToDevice, m.stream.get()),
+          "loading");
+    check(cudaStreamSynchronize(m.stream.get()), "loading");  // before the host vectors go
     m.input.emplace(m.shape);
     m.output = PinnedMemory(static_cast<std::uint64_t>(m.shape.sequences) * sizeof(std::int32_t) + 64);
     m.forward.emplace(m.config, m.weights, m.shape, m.work, m.keys, m.values, m.kv_blocks,
@@ -240,6 +244,7 @@ void CudaRunner::run_decode(int tokens) {
     return;
   }
   const int size = graph_size(tokens);
+  last_decode_ = size;
   auto graph = m.graphs.find(size);
   if (graph == m.graphs.end()) {
     const auto start = Clock::now();
@@ -320,6 +325,39 @@ StepResult CudaRunner::step(const Batch& batch) {
   return result;
 }
 
+// The last decode pass again, whole and without each kind of kernel. The keys and values of the last tokens are garbage
+// afterwards: no sequence may be under way.
+std::vector<std::pair<std::string, double>> CudaRunner::step_profile() {
+  if (last_decode_ == 0 || !model_) return {};
+  Model& m = model();
+  const auto seconds_without = [&](Part part) {
+    constexpr int kReplays = 8;
+    m.forward->leave_out(part);
+    const Graph graph(m.stream.get(), [&] {
+      m.forward->run({Pass::Decode, last_decode_, last_decode_, 1, {}}, {});
+      m.forward->choose(last_decode_);
+    });
+    m.forward->leave_out(Part::None);
+    double least = 0;
+    for (int i = 0; i < kReplays; ++i) {
+      const auto start = Clock::now();
+      graph.launch(m.stream.get());
+      check(cudaStreamSynchronize(m.stream.get()), "a step");
+      const double seconds = seconds_since(start);
+      if (i == 0 || seconds < least) least = seconds;
+    }
+    return least;
+  };
+  const double whole = seconds_without(Part::None);
+  std::vector<std::pair<std::string, double>> profile{{"step", whole}};
+  constexpr std::pair<const char*, Part> kParts[] = {{"products", Part::Products},    {"head product", Part::Head},
+                                                     {"norms and sums", Part::Norms}, {"heads", Part::Heads},
+                                                     {"attention", Part::Attention},  {"activation", Part::Activation},
+                                                     {"embedding", Part::Embedding},  {"choice", Part::Choice}};
+  for (const auto& [name, part] : kParts) profile.emplace_back(name, whole - seconds_without(part));
+  return profile;
+}
+
 double CudaRunner::read_bandwidth() {
   if (bandwidth_ > 0) return bandwidth_;
   check(cudaSetDevice(index_), "choosing the GPU");
@@ -329,7 +367,7 @@ double CudaRunner::read_bandwidth() {
     bandwidth_ = measure_read_bandwidth(model_->arena.base(), bytes, model_->stream.get());
   } else {
     const std::uint64_t free = free_memory(index_);
-    const std::uint64_t bytes = std::min(std::uint64_t{2} << 30, free / 2) / (1 << 20) * (1 << 20);
+    const std::uint64_t bytes = std::min(kMost, free / 2) / (1 << 20) * (1 << 20);
     if (bytes < (64 << 20)) return 0;
     const Stream stream;
     const DeviceMemory memory(bytes);

@@ -55,7 +55,8 @@ cuda::KernelSet choose_kernels(int index) {
   }
   const char* wanted = std::getenv("GLYD_KERNELS");
   if (wanted == nullptr || std::string_view(wanted).empty() || std::string_view(wanted) == "auto")
-    return major == 9 && minor == 0 ? cuda::KernelSet::Hopper : cuda::KernelSet::Generic;
+    return major == 9 && minor == 0 && cuda::compiled_architecture() == 90 ? cuda::KernelSet::Hopper
+                                                                           : cuda::KernelSet::Generic;
   if (std::string_view(wanted) != "generic")
     fail(Code::Usage, "GLYD_KERNELS={}: expected auto or generic", quote(std::string_view(wanted)));
   return cuda::KernelSet::Generic;
@@ -98,7 +99,7 @@ std::vector<std::pair<std::string, std::string>> facts_of_device(int index) {
 }
 
 double measure_read_bandwidth(const void* data, std::uint64_t bytes, cudaStream_t stream) {
-  constexpr int kRuns = 5;
+  constexpr int kRuns = 10;
   cudaEvent_t begin = nullptr, end = nullptr;
   check(cudaEventCreate(&begin), "an event");
   check(cudaEventCreate(&end), "an event");

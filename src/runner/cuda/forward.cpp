@@ -39,11 +39,12 @@ cuda::Product Forward::multiply(const DeviceMatrix& matrix, const cuda::Activati
   cuda::Product product;
   if (own_products(pass)) {
     auto* partials = static_cast<float*>(work_.products);
-    const cudaError_t error =
-        matrix.packed
-            ? cuda::multiply(settings_.kernels, *matrix.packed, matrix.partition, x, pass.tokens, partials, stream_)
-            : cuda::multiply(settings_.kernels, matrix.plain, matrix.partition, x, pass.tokens, partials, stream_);
-    check(error, "a product");
+    launch(&matrix == &weights_.head() ? Part::Head : Part::Products, "a product", [&] {
+      return matrix.packed
+                 ? cuda::multiply(settings_.kernels, *matrix.packed, matrix.partition, x, pass.tokens, partials,
+                                  stream_)
+                 : cuda::multiply(settings_.kernels, matrix.plain, matrix.partition, x, pass.tokens, partials, stream_);
+    });
     product.partials = partials;
     product.rows = matrix.partition.stored_rows();
     product.split_stride = pass.tokens * product.rows;
@@ -63,7 +64,7 @@ cuda::Product Forward::multiply_long(const DeviceMatrix& matrix, const cuda::Act
   auto* y = static_cast<std::uint16_t*>(work_.products);
   const std::int64_t y_stride = round_up(matrix.rows, 8);
   const bool slices = pass.kind == Pass::Long;
-  const std::int64_t at_a_time = slices ? slice_rows(matrix.cols) : matrix.rows;
+  const std::int64_t at_a_time = slices ? slice_rows(matrix.cols, pass.tokens) : matrix.rows;
   const std::int64_t stride = matrix.packed ? round_up(matrix.cols, 32) : matrix.plain.stride;
   for (std::int64_t first = 0; first < matrix.rows; first += at_a_time) {
     const std::int64_t rows = std::min(at_a_time, matrix.rows - first);
@@ -82,6 +83,7 @@ cuda::Product Forward::multiply_long(const DeviceMatrix& matrix, const cuda::Act
     for (int i = 0; i < products; ++i) {
       const int begin = pass.starts.empty() ? 0 : pass.starts[static_cast<std::size_t>(i)];
       const int end = pass.starts.empty() ? pass.tokens : pass.starts[static_cast<std::size_t>(i) + 1];
+      if (left_out_ == Part::Products) continue;
       cublas().multiply(weights, rows, matrix.cols, stride, x.data + begin * x.stride, x.stride, end - begin,
                         y + begin * y_stride + first, y_stride, false);
     }
@@ -101,16 +103,19 @@ void Forward::run(const PassShape& pass, const std::function<void(int layer)>& a
                             : cuda::embed_plain(weights_.embed.plain.data, weights_.embed.plain.stride, ids,
                                                 pass.tokens, width, work_.hidden, width, stream_);
   check(error, "the embedding");
-  check(cuda::rope_table(work_.input + input_.positions, work_.frequencies, config_.rope.attention_factor, pass.tokens,
-                         config_.rope.dim / 2, work_.rope, stream_),
-        "the table of rotations");
+  launch(Part::Embedding, "the table of rotations", [&] {
+    return cuda::rope_table(work_.input + input_.positions, work_.frequencies, config_.rope.attention_factor,
+                            pass.tokens, config_.rope.dim / 2, work_.rope, stream_);
+  });
   if (after_layer) after_layer(-1);
   const cuda::Product* before = nullptr;
   for (int i = 0; i < config_.layers; ++i) {
     layer(pass, weights_.layers[static_cast<std::size_t>(i)], i, before);
     before = &last_;
     if (after_layer) {  // the sum that the next layer's norm would have made
-      check(cuda::rms_norm(work_.hidden, before, nullptr, nullptr, 0, pass.tokens, width, {}, stream_), "a sum");
+      launch(Part::Norms, "a sum", [&] {
+        return cuda::rms_norm(work_.hidden, before, nullptr, nullptr, 0, pass.tokens, width, {}, stream_);
+      });
       before = nullptr;
       after_layer(i);
     }
@@ -118,7 +123,8 @@ void Forward::run(const PassShape& pass, const std::function<void(int layer)>& a
   if (pass.kind == Pass::Decode) {
     head(before, nullptr, pass.tokens);
   } else if (before != nullptr) {
-    check(cuda::rms_norm(work_.hidden, before, nullptr, nullptr, 0, pass.tokens, width, {}, stream_), "a sum");
+    launch(Part::Norms, "a sum",
+           [&] { return cuda::rms_norm(work_.hidden, before, nullptr, nullptr, 0, pass.tokens, width, {}, stream_); });
   }
 }
 
@@ -128,7 +134,9 @@ void Forward::layer(const PassShape& pass, const DeviceLayer& w, int index, cons
   const std::int64_t inner = config_.intermediate_size, attended = std::int64_t{config_.heads} * config_.head_dim;
 
   const cuda::Activations x = activations(pass, width);
-  check(cuda::rms_norm(work_.hidden, before, nullptr, w.input_norm, eps, pass.tokens, width, x, stream_), "a norm");
+  launch(Part::Norms, "a norm", [&] {
+    return cuda::rms_norm(work_.hidden, before, nullptr, w.input_norm, eps, pass.tokens, width, x, stream_);
+  });
   const cuda::Product qkv = multiply(w.qkv, x, pass, w.qkv_bias);
   cuda::HeadsArguments heads;
   heads.q_norm = w.q_norm;
@@ -141,15 +149,17 @@ void Forward::layer(const PassShape& pass, const DeviceLayer& w, int index, cons
   const std::int64_t layer_stride = kv_blocks_ * cuda::kCacheBlock * config_.kv_heads * config_.head_dim;
   const cuda::PagedCache cache{keys_ + index * layer_stride, values_ + index * layer_stride, config_.kv_heads,
                                config_.head_dim};
-  check(cuda::split_heads(qkv, heads, pass.tokens, cache, work_.q, stream_), "the heads");
+  launch(Part::Heads, "the heads", [&] { return cuda::split_heads(qkv, heads, pass.tokens, cache, work_.q, stream_); });
   const cuda::Activations mixed = activations(pass, attended);
   attend(pass, index, mixed);
   const cuda::Product o = multiply(w.o, mixed, pass, w.o_bias);
 
-  check(cuda::rms_norm(work_.hidden, &o, nullptr, w.post_norm, eps, pass.tokens, width, x, stream_), "a norm");
+  launch(Part::Norms, "a norm",
+         [&] { return cuda::rms_norm(work_.hidden, &o, nullptr, w.post_norm, eps, pass.tokens, width, x, stream_); });
   const cuda::Product gate_up = multiply(w.gate_up, x, pass, w.gate_up_bias);
   const cuda::Activations activated = activations(pass, inner);
-  check(cuda::swiglu(gate_up, pass.tokens, inner, activated, stream_), "the activation");
+  launch(Part::Activation, "the activation",
+         [&] { return cuda::swiglu(gate_up, pass.tokens, inner, activated, stream_); });
   last_ = multiply(w.down, activated, pass, w.down_bias);
 }
 
@@ -162,18 +172,20 @@ void Forward::attend(const PassShape& pass, int layer, const cuda::Activations& 
                                    work_.input + input_.query_start};
   const auto scale = static_cast<float>(1.0 / std::sqrt(static_cast<double>(config_.head_dim)));
   if (pass.kind == Pass::Decode) {
-    check(cuda::attention_decode(work_.q, width, cache, batch, pass.tokens, config_.heads, scale, out, work_.attention,
-                                 stream_),
-          "attention");
+    launch(Part::Attention, "attention", [&] {
+      return cuda::attention_decode(work_.q, width, cache, batch, pass.tokens, config_.heads, scale, out,
+                                    work_.attention, stream_);
+    });
     return;
   }
   if (out.layout != cuda::Layout::Rows && width % codec::kGroupCols != 0) {
     const std::int64_t bytes = round_up(width, codec::kGroupCols) * out.columns * 2;
     check(cudaMemsetAsync(out.data, 0, static_cast<std::size_t>(bytes), stream_), "clearing activations");
   }
-  check(cuda::attention_prefill(work_.q, width, cache, batch, pass.sequences, pass.tokens, pass.longest, config_.heads,
-                                scale, out, stream_),
-        "attention");
+  launch(Part::Attention, "attention", [&] {
+    return cuda::attention_prefill(work_.q, width, cache, batch, pass.sequences, pass.tokens, pass.longest,
+                                   config_.heads, scale, out, stream_);
+  });
 }
 
 // The rows are few: the own product takes them also behind a long pass, each a column of its own.
@@ -183,15 +195,17 @@ void Forward::head(const cuda::Product* before, const std::int32_t* rows, int co
   const DeviceMatrix& matrix = weights_.head();
   const PassShape pass{Pass::Decode, count, count, 0, {}};
   const cuda::Activations x = activations(pass, width);
-  check(cuda::rms_norm(work_.hidden, before, rows, weights_.final_norm, eps, count, width, x, stream_),
-        "the last norm");
+  launch(Part::Norms, "the last norm", [&] {
+    return cuda::rms_norm(work_.hidden, before, rows, weights_.final_norm, eps, count, width, x, stream_);
+  });
   if (own_products(pass)) {
     logits_ = multiply(matrix, x, pass, nullptr);
     return;
   }
   const std::int64_t stride = round_up(matrix.rows, 8);
-  cublas().multiply(matrix.plain.data, matrix.rows, matrix.cols, matrix.plain.stride, x.data, x.stride, count,
-                    work_.products, stride, true);
+  if (left_out_ != Part::Head)
+    cublas().multiply(matrix.plain.data, matrix.rows, matrix.cols, matrix.plain.stride, x.data, x.stride, count,
+                      work_.products, stride, true);
   logits_ = {};
   logits_.partials = static_cast<const float*>(work_.products);
   logits_.rows = stride;
@@ -205,8 +219,9 @@ Cublas& Forward::cublas() {
 }
 
 void Forward::choose(int rows) {
-  check(cuda::arg_max(logits_, work_.allowed, rows, config_.vocab_size, work_.ids, work_.choice, stream_),
-        "the choice of tokens");
+  launch(Part::Choice, "the choice of tokens", [&] {
+    return cuda::arg_max(logits_, work_.allowed, rows, config_.vocab_size, work_.ids, work_.choice, stream_);
+  });
 }
 
 void Forward::finish_logits(int rows) {

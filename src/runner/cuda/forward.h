@@ -15,6 +15,7 @@
 
 #include "cuda/pointwise/pointwise.h"
 #include "model/config.h"
+#include "runner/cuda/check.h"
 #include "runner/cuda/cublas.h"
 #include "runner/cuda/device_memory.h"
 #include "runner/cuda/weights.h"
@@ -23,6 +24,9 @@
 namespace glyd::runner {
 
 enum class Pass { Decode, Short, Long };
+
+// The kinds of kernels of a pass.
+enum class Part { None, Embedding, Norms, Products, Heads, Attention, Activation, Head, Choice };
 
 // What a pass runs over; the arrays are in the workspace's input, at InputLayout's places.
 struct PassShape {
@@ -53,11 +57,18 @@ class Forward {
   // The logits of the tokens that the input lists as rows [first, first + count), at most kMaxColumns.
   void head_of_rows(int first, int count);
 
+  // Kernels that later passes do without: what a pass then takes less is their time. Results are garbage meanwhile.
+  void leave_out(Part part) { left_out_ = part; }
+
   // From the logits made last, of `rows` tokens: arg-max ids to work.ids, finished logits to work.logits.
   void choose(int rows);
   void finish_logits(int rows);
 
  private:
+  template <class Launch>
+  void launch(Part part, const char* what, const Launch& kernel) const {
+    if (part != left_out_) check(kernel(), what);
+  }
   cuda::Activations activations(const PassShape& pass, std::int64_t width) const;
   cuda::Product multiply(const DeviceMatrix& matrix, const cuda::Activations& x, const PassShape& pass,
                          const std::uint16_t* bias);
@@ -81,6 +92,7 @@ class Forward {
   Stream unpack_stream_;
   Event slice_ready_[2], slice_free_[2];
   int slice_ = 0;
+  Part left_out_ = Part::None;
   cuda::Product last_;    // what down left: not yet added to the residual stream
   cuda::Product logits_;  // of the last pass
 };

@@ -17,10 +17,15 @@ std::int64_t widest_input(const model::Config& c) {
   return std::max({c.hidden_size, std::int64_t{c.heads} * c.head_dim, c.intermediate_size});
 }
 
+// Tokens whose logits are made at a time, at most: as many columns as a launch may have for all sequences.
+std::int64_t head_columns(const WorkspaceShape& s) {
+  return cuda::activation_columns(static_cast<int>(std::min<std::int64_t>(s.columns, s.sequences)));
+}
+
 // Calls visit(pointer, bytes, name) for every part: the one list that sizes and allocation share.
 template <class Visit>
 void visit_parts(const model::Config& c, const WorkspaceShape& s, Workspace& w, const Visit& visit) {
-  const std::uint64_t tokens = size(s.tokens), sequences = size(s.sequences);
+  const std::uint64_t tokens = size(s.tokens), results = size(std::max(s.sequences, head_columns(s)));
   const std::uint64_t q = size(c.heads) * size(c.head_dim), half = size(c.rope.dim) / 2;
   const std::uint64_t rows = std::max(tokens, size(s.columns));
   visit(w.hidden, rows * size(c.hidden_size) * 2, "the residual stream");
@@ -31,8 +36,8 @@ void visit_parts(const model::Config& c, const WorkspaceShape& s, Workspace& w, 
   visit(w.attention, cuda::attention_decode_workspace(s.columns, s.cached, s.context, c.heads, c.head_dim),
         "attention");
   visit(w.choice, cuda::arg_max_workspace(s.columns), "the choice of tokens");
-  visit(w.ids, sequences * sizeof(std::int32_t), "ids");
-  visit(w.logits, sequences * size(c.vocab_size) * sizeof(float), "logits");
+  visit(w.ids, results * sizeof(std::int32_t), "ids");
+  visit(w.logits, results * size(c.vocab_size) * sizeof(float), "logits");
   visit(w.allowed, size(c.vocab_size), "the vocabulary's mask");
   visit(w.frequencies, half * sizeof(double), "frequencies");
   visit(w.cublas, kCublasBytes, "cuBLAS");
@@ -63,10 +68,13 @@ InputLayout::InputLayout(const WorkspaceShape& s) {
   end = at;
 }
 
-// Two waves of 128 x 256 tiles of a prompt of 2,048 tokens on 132 multiprocessors, as far as 64 MiB hold them.
-std::int64_t slice_rows(std::int64_t cols) {
-  constexpr std::int64_t kWave = 2112, kBytes = 64 << 20;
-  return kWave * std::max<std::int64_t>(1, kBytes / (kWave * cols * 2));
+// A wave of 128 x 256 tiles on 132 multiprocessors, all but four of them: 2048 rows for 2048 tokens, more for fewer. So
+// few rows that what is unpacked is still in the L2 cache when it is multiplied, and as many for fewer tokens as a
+// bounded buffer holds.
+std::int64_t slice_rows(std::int64_t cols, std::int64_t tokens) {
+  constexpr std::int64_t kLeast = 2048, kResults = kLeast * 2048, kBytes = 64 << 20;
+  const std::int64_t most = std::max(kLeast, kBytes / (cols * 2) / kLeast * kLeast);
+  return std::clamp(kResults / tokens / kLeast * kLeast, kLeast, most);
 }
 
 WorkspaceShape workspace_shape(const model::Config& c, const Options& options, std::int64_t context,
@@ -80,13 +88,13 @@ WorkspaceShape workspace_shape(const model::Config& c, const Options& options, s
   const auto consider = [&](const model::MatrixSpec& m, bool head) {
     const auto rows = static_cast<std::int64_t>(m.rows), cols = static_cast<std::int64_t>(m.cols);
     const cuda::Partition p = cuda::make_partition(rows, cols, multiprocessors);
-    const std::int64_t columns = head ? std::min<std::int64_t>(s.columns, s.sequences) : s.columns;
+    const std::int64_t columns = head ? head_columns(s) : s.columns;
     const std::uint64_t partials = size(max_splits(p)) * size(columns) * size(p.stored_rows()) * sizeof(float);
     const std::uint64_t values =
         head ? size(columns) * size(round_up(rows, 8)) * sizeof(float) : size(s.tokens) * size(round_up(rows, 8)) * 2;
     s.products = std::max({s.products, partials, values});
     if (any_packed && !head)
-      s.scratch = std::max(s.scratch, size(std::min(rows, slice_rows(cols))) * size(round_up(cols, 32)) * 2);
+      s.scratch = std::max(s.scratch, size(std::min(rows, slice_rows(cols, 1))) * size(round_up(cols, 32)) * 2);
   };
   const model::LayerSpec& layer = spec.layers.front();  // all are alike
   for (const auto* m : {&layer.qkv, &layer.o, &layer.gate_up, &layer.down}) consider(*m, false);
