@@ -89,7 +89,8 @@ class Forward {
   Settings settings_;
   cudaStream_t stream_;
   std::unique_ptr<Cublas> cublas_;
-  Stream unpack_stream_;
+  // Urgent: a slice that waits for its unpacking is a gap, one unpacked early is none.
+  Stream unpack_stream_{true};
   Event slice_ready_[2], slice_free_[2];
   int slice_ = 0;
   Part left_out_ = Part::None;
