@@ -12,6 +12,35 @@ namespace glyd::engine {
 
 using text::TokenId;
 
+namespace {
+
+// How the runner is to draw the sequence's next token. Ids that penalties apply to are appended to `touched`.
+runner::RowSampling sampling_request(Sequence& sequence, std::vector<runner::TouchedId>& touched) {
+  const SamplingParams& p = sequence.request.sampling;
+  runner::RowSampling row;
+  row.temperature = p.temperature;
+  row.top_k = p.top_k;
+  row.top_p = p.top_p;
+  row.min_p = p.min_p;
+  row.repetition_penalty = p.repetition_penalty;
+  row.frequency_penalty = p.frequency_penalty;
+  row.presence_penalty = p.presence_penalty;
+  row.random = random_bits(p.seed, sequence.output.size());
+  if (!has_penalties(p)) return row;
+
+  const std::int64_t prompt = std::ssize(sequence.request.prompt);
+  std::int64_t& seen = sequence.touched_tokens;
+  if (p.repetition_penalty == 1) seen = std::max(seen, prompt);  // the others look at the output alone
+  for (; seen < sequence.length(); ++seen) sequence.touched.add(sequence.token(seen), seen >= prompt);
+  const std::vector<runner::TouchedId>& ids = sequence.touched.ids();
+  row.touched = static_cast<std::int32_t>(touched.size());
+  touched.insert(touched.end(), ids.begin(), ids.end());
+  row.touched_end = static_cast<std::int32_t>(touched.size());
+  return row;
+}
+
+}  // namespace
+
 Engine::Engine(runner::Runner& runner, EngineOptions options)
     : runner_(runner),
       options_(std::move(options)),
@@ -105,7 +134,7 @@ std::vector<Output> Engine::step() {
     if (!s.sequence->decoding()) prompt_tokens += s.tokens;
   }
   runner::Batch batch = make_batch(scheduled);
-  if (!options_.on_logits) mark_greedy(scheduled, batch);
+  if (!options_.on_logits) ask_for_ids(scheduled, batch);
   runner::StepResult result = run(scheduled, batch);
 
   const auto vocab = static_cast<std::size_t>(vocab_size());
@@ -142,7 +171,8 @@ std::vector<Output> Engine::step() {
   return outputs;
 }
 
-// The id that the runner chose, or samples; whatever goes wrong with one row is the end of its sequence alone.
+// The id that the runner chose, or samples from the logits; whatever goes wrong with one row is the end of its sequence
+// alone.
 Output Engine::next_output(const Sequence& sequence, std::int32_t chosen, std::span<float> logits) const {
   const Request& request = sequence.request;
   try {
@@ -176,13 +206,20 @@ TokenId Engine::chosen_token(const Sequence& sequence, std::int32_t chosen) cons
   return chosen;
 }
 
-// Asks for ids in place of logits where a sequence takes the largest logit anyway.
-void Engine::mark_greedy(const std::vector<Scheduled>& scheduled, runner::Batch& batch) const {
+// Asks for ids in place of logits: where a sequence takes the largest logit anyway, and where the runner samples.
+void Engine::ask_for_ids(const std::vector<Scheduled>& scheduled, runner::Batch& batch) const {
+  const bool samples = runner_.samples();
   for (const auto& [sequence, tokens] : scheduled) {
-    if (sequence->computed + tokens == sequence->length())
-      batch.greedy.push_back(takes_largest(sequence->request.sampling) ? 1 : 0);
+    if (sequence->computed + tokens != sequence->length()) continue;
+    const bool largest = takes_largest(sequence->request.sampling);
+    batch.greedy.push_back(largest ? 1 : 0);
+    if (!samples) continue;
+    batch.sampling.emplace_back();
+    if (!largest) batch.sampling.back() = sampling_request(*sequence, batch.touched);
   }
+  const auto asked = [](const std::optional<runner::RowSampling>& row) { return row.has_value(); };
   if (std::ranges::find(batch.greedy, 1) == batch.greedy.end()) batch.greedy.clear();
+  if (std::ranges::none_of(batch.sampling, asked)) batch.sampling.clear();
 }
 
 // Takes the step and counts its tokens as computed. The result has an id or a row of logits for each sequence whose
@@ -192,9 +229,11 @@ runner::StepResult Engine::run(const std::vector<Scheduled>& scheduled, const ru
   runner::StepResult result = runner_.step(batch);
   std::size_t rows = batch.logits_rows.size();
   if (!result.ids.empty()) {
+    const auto asked = [&](std::size_t i) {
+      return (!batch.greedy.empty() && batch.greedy[i] != 0) || (!batch.sampling.empty() && batch.sampling[i]);
+    };
     bool fits = result.ids.size() == rows;
-    for (std::size_t i = 0; fits && i < rows; ++i)
-      fits = result.ids[i] == runner::kNoId || (!batch.greedy.empty() && batch.greedy[i] != 0);
+    for (std::size_t i = 0; fits && i < rows; ++i) fits = result.ids[i] == runner::kNoId || asked(i);
     if (!fits) fail(Code::Runtime, "{} returned ids for rows that asked for logits", runner_.device_name());
     rows = static_cast<std::size_t>(std::ranges::count(result.ids, runner::kNoId));
   }

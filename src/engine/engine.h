@@ -75,7 +75,7 @@ class Engine {
  private:
   void check_prompt(std::span<const text::TokenId> prompt) const;
   runner::Batch make_batch(const std::vector<Scheduled>& scheduled) const;
-  void mark_greedy(const std::vector<Scheduled>& scheduled, runner::Batch& batch) const;
+  void ask_for_ids(const std::vector<Scheduled>& scheduled, runner::Batch& batch) const;
   runner::StepResult run(const std::vector<Scheduled>& scheduled, const runner::Batch& batch);
   std::vector<Output> end_empty_requests();
   Output next_output(const Sequence& sequence, std::int32_t chosen, std::span<float> logits) const;

@@ -111,7 +111,8 @@ void keep_top_p(std::vector<Candidate>& candidates, double top_p) {
   candidates.resize(head_weighing(candidates, top_p * total));
 }
 
-// `uniform` in [0, 1) walks along the weights laid end to end.
+// `uniform` in [0, 1) walks along the weights laid end to end. In ascending order of ids, as a device that samples
+// does: both choose the same one.
 TokenId draw(const std::vector<Candidate>& candidates, double uniform) {
   const double target = uniform * total_weight(candidates);  // below the total: `uniform` is at most 1 - 2^-53
   double reached = 0;
@@ -147,9 +148,10 @@ void check(const SamplingParams& params) {
   require(std::isfinite(params.presence_penalty), "presence-penalty", params.presence_penalty, "a finite number");
 }
 
-bool takes_largest(const SamplingParams& params) {
-  return params.temperature == 0 && params.repetition_penalty == 1 && params.frequency_penalty == 0 &&
-         params.presence_penalty == 0;
+bool takes_largest(const SamplingParams& params) { return params.temperature == 0 && !has_penalties(params); }
+
+bool has_penalties(const SamplingParams& params) {
+  return params.repetition_penalty != 1 || params.frequency_penalty != 0 || params.presence_penalty != 0;
 }
 
 std::uint64_t random_bits(std::uint64_t seed, std::uint64_t step) {
@@ -195,6 +197,9 @@ TokenId Sampler::sample(std::span<float> logits, const SamplingParams& params, s
   }
   if (params.top_p < 1) keep_top_p(candidates, params.top_p);
   std::erase_if(candidates, [&](const Candidate& c) { return c.weight < params.min_p; });
+  // The cuts leave them in an order of their own.
+  if (k < logits.size() || params.top_p < 1)
+    std::ranges::sort(candidates, [](const Candidate& a, const Candidate& b) { return a.id < b.id; });
   const double uniform =
       static_cast<double>(random_bits(params.seed, static_cast<std::uint64_t>(step)) >> 11) * 0x1p-53;
   return draw(candidates, uniform);

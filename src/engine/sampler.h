@@ -27,6 +27,8 @@ void check(const SamplingParams& params);
 // Whether the next id is that of the largest logit, whatever the others are: a device can choose it then.
 bool takes_largest(const SamplingParams& params);
 
+bool has_penalties(const SamplingParams& params);
+
 // The random number of step `step` of a sequence, 64 bits: element `step` of the SplitMix64 stream that starts at the
 // mixed seed. A pure function: nothing is carried from one step to the next, so preemption and batching cannot shift
 // it.

@@ -43,7 +43,7 @@ struct Options {
   bool eager = false;              // no CUDA graphs
   Gemm gemm = Gemm::Auto;
   bool batch_invariant = false;    // a prompt's results too depend on nothing else in its step, at a cost in speed
-  std::vector<bool> allowed = {};  // [vocab_size] ids that a row of Batch::greedy may be given; empty: all
+  std::vector<bool> allowed = {};  // [vocab_size] ids that rows may be given in place of logits; empty: all
 };
 
 // Bytes, before anything is allocated.
@@ -57,11 +57,13 @@ struct MemoryPlan {
 // In place of an id in StepResult::ids.
 inline constexpr std::int32_t kNotFinite = -1;  // an allowed id's logit is NaN or +inf
 inline constexpr std::int32_t kAllMasked = -2;  // all logits are -inf or of ids that are not allowed
-inline constexpr std::int32_t kNoId = -3;       // the row's logits are in `logits` instead
+inline constexpr std::int32_t kNoId = -3;       // the row's logits are in `logits` instead: no id was asked for, or the
+                                                // row has more candidates than the device samples from
 
 struct StepResult {
-  // [logits_rows] the id of the largest logit of each row that asked for it (Batch::greedy), the lowest on ties, or one
-  // of the values above. Empty: every row's logits are in `logits`.
+  // [logits_rows] the id of each row that asked for it: of the largest logit, the lowest on ties (Batch::greedy), or
+  // drawn as engine::Sampler does (Batch::sampling); or one of the values above. Empty: every row's logits are in
+  // `logits`.
   std::vector<std::int32_t> ids;
   std::vector<float> logits;  // [rows without an id][vocab_size], in order; fp32 straight from the accumulators
 };
@@ -94,6 +96,9 @@ class Runner {
   // Runs the batch: writes k and v of its tokens into their slots, returns the logits asked for. A sequence's results
   // depend on its own tokens alone: not on its neighbours, its place, or how its prompt was cut into chunks.
   virtual StepResult step(const Batch& batch) = 0;
+
+  // Whether rows of Batch::sampling get ids. After load().
+  virtual bool samples() const { return false; }
 
   // Bytes of weights that a step reads whatever it holds: all but the embedding, of which few rows are looked up, and
   // the head once (which is the embedding when tied). After load().

@@ -2,6 +2,7 @@
 // The checks that every backend makes before it runs a batch: an index out of range must be an error, never a stray
 // access.
 
+#include <cmath>
 #include <cstddef>
 #include <cstdint>
 
@@ -14,6 +15,39 @@ namespace glyd::runner {
 struct BatchLimits {
   std::int64_t vocab_size = 0, kv_blocks = 0, max_batch_tokens = 0, max_sequences = 0;
 };
+
+// The part of validate() that looks at Batch::sampling and Batch::touched.
+inline void validate_sampling(const Batch& batch, const BatchLimits& limits) {
+  const auto require = [](bool ok, const char* what) {
+    if (!ok) fail(Code::Runtime, "bad batch: {}", what);
+  };
+  require(batch.sampling.empty() || batch.sampling.size() == batch.logits_rows.size(),
+          "sampling needs one entry a row");
+  require(static_cast<std::int64_t>(batch.touched.size()) <= limits.kv_blocks * kBlockSize,
+          "more touched ids than the KV cache holds tokens");
+  for (const TouchedId& touched : batch.touched) {
+    require(touched.id >= 0 && touched.id < limits.vocab_size, "a touched id outside the vocabulary");
+    require(touched.count >= 0, "a touched id that occurs less than never");
+  }
+  const auto end = static_cast<std::int64_t>(batch.touched.size());
+  std::int32_t used = 0;  // of touched, by the rows before
+  for (std::size_t i = 0; i < batch.sampling.size(); ++i) {
+    if (!batch.sampling[i]) continue;
+    const RowSampling& row = *batch.sampling[i];
+    require(batch.greedy.empty() || batch.greedy[i] == 0, "a row that is greedy and sampled");
+    require(std::isfinite(row.temperature) && row.temperature >= 0, "a temperature below 0");
+    require(row.top_k >= 0 && row.top_p > 0 && row.top_p <= 1 && row.min_p >= 0 && row.min_p <= 1,
+            "top-k, top-p or min-p out of range");
+    require(std::isfinite(row.repetition_penalty) && row.repetition_penalty > 0 &&
+                std::isfinite(row.frequency_penalty) && std::isfinite(row.presence_penalty),
+            "a penalty out of range");
+    require(row.touched >= 0 && row.touched <= row.touched_end && row.touched_end <= end,
+            "touched ids of a row that are not there");
+    if (row.touched == row.touched_end) continue;
+    require(row.touched >= used, "touched ids of a row that are another's too");
+    used = row.touched_end;
+  }
+}
 
 // Throws Error(Usage) for a token id outside the vocabulary, Error(Runtime) for a batch that contradicts itself or the
 // limits. Time is proportional to the batch's size.
@@ -56,6 +90,7 @@ inline void validate(const Batch& batch, const BatchLimits& limits) {
     }
   }
   require(batch.greedy.empty() || batch.greedy.size() == batch.logits_rows.size(), "greedy needs one entry a row");
+  validate_sampling(batch, limits);
   std::int32_t previous = -1;
   for (const std::int32_t row : batch.logits_rows) {
     require(row > previous && row < batch.tokens(), "logits_rows that are not ascending tokens of it");

@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "runner/logits.h"
+#include "runner/validate_batch.h"
 
 namespace glyd::test {
 
@@ -25,6 +26,23 @@ std::uint64_t hash(std::uint64_t a, std::uint64_t b) {
   h ^= h >> 33;
   h *= 0xc4ceb9fe1a85ec53u;
   return h ^ (h >> 29);
+}
+
+// The seed whose step 0 has this random number: the finaliser of SplitMix64 run backwards, twice.
+std::uint64_t seed_of(std::uint64_t random) {
+  const auto unmix = [](std::uint64_t z) {
+    const auto inverse = [](std::uint64_t odd) {  // modulo 2^64, by Newton
+      std::uint64_t x = odd;
+      for (int i = 0; i < 6; ++i) x *= 2 - odd * x;
+      return x;
+    };
+    z ^= z >> 31 ^ z >> 62;
+    z *= inverse(0x94d049bb133111ebu);
+    z ^= z >> 27 ^ z >> 54;
+    z *= inverse(0xbf58476d1ce4e5b9u);
+    return z ^ z >> 30 ^ z >> 60;
+  };
+  return unmix(unmix(random) - 0x9e3779b97f4a7c15u);
 }
 
 }  // namespace
@@ -92,8 +110,10 @@ runner::StepResult FakeRunner::step(const runner::Batch& batch) {
   }
   expect(next_row == batch.logits_rows.size(), "rows of logits", 0, 0);
   steps.push_back(chunks);
-  if (chooses_ids && !batch.greedy.empty()) {
-    expect(batch.greedy.size() == batch.logits_rows.size(), "greedy rows", 0, 0);
+  expect(samples_ids || batch.sampling.empty(), "requests that nobody answers", 0, 0);
+  if (chooses_ids && !(batch.greedy.empty() && batch.sampling.empty())) {
+    runner::validate_sampling(batch, {.vocab_size = kVocab, .kv_blocks = kv_blocks()});
+    expect(batch.greedy.empty() || batch.greedy.size() == batch.logits_rows.size(), "greedy rows", 0, 0);
     choose_ids(batch, result);
   }
   rows_of_logits += static_cast<std::int64_t>(result.logits.size() / kVocab);
@@ -106,16 +126,46 @@ runner::StepResult FakeRunner::step(const runner::Batch& batch) {
   return result;
 }
 
-void FakeRunner::choose_ids(const runner::Batch& batch, runner::StepResult& result) const {
+void FakeRunner::choose_ids(const runner::Batch& batch, runner::StepResult& result) {
   constexpr std::int32_t kForbidden[] = {kPadding};
   std::vector<float> kept;
-  for (std::size_t i = 0; i < batch.greedy.size(); ++i) {
+  for (std::size_t i = 0; i < batch.logits_rows.size(); ++i) {
     const std::span<float> row = std::span(result.logits).subspan(i * kVocab, kVocab);
-    if (batch.greedy[i] == 0) kept.insert(kept.end(), row.begin(), row.end());
-    const std::int32_t chosen = batch.greedy[i] == 0 ? runner::kNoId : runner::choose_id(row, kForbidden);
+    std::int32_t chosen = runner::kNoId;
+    if (!batch.greedy.empty() && batch.greedy[i] != 0) {
+      chosen = runner::choose_id(row, kForbidden);
+    } else if (!batch.sampling.empty() && batch.sampling[i]) {
+      chosen = draw(batch, *batch.sampling[i], row);
+    }
+    if (chosen == runner::kNoId) kept.insert(kept.end(), row.begin(), row.end());
     result.ids.push_back(wrong_id.value_or(chosen));
   }
   result.logits = std::move(kept);
+}
+
+// By engine::Sampler, from nothing but the request.
+std::int32_t FakeRunner::draw(const runner::Batch& batch, const runner::RowSampling& how, std::span<float> logits) {
+  if (leaves_every > 0 && ++requests_seen_ % leaves_every == 0) return runner::kNoId;
+  ++ids_drawn;
+  constexpr std::int32_t kForbidden[] = {kPadding};
+  if (const std::int32_t largest = runner::choose_id(logits, kForbidden); largest < 0) return largest;
+  std::vector<text::TokenId> prompt, output;
+  std::set<std::int32_t> distinct;
+  for (std::int32_t i = how.touched; i < how.touched_end; ++i) {
+    const runner::TouchedId& touched = batch.touched.at(static_cast<std::size_t>(i));
+    expect(distinct.insert(touched.id).second, "an id touched twice", 0, i);
+    prompt.push_back(touched.id);
+    output.insert(output.end(), static_cast<std::size_t>(touched.count), touched.id);
+  }
+  const engine::SamplingParams params{.temperature = how.temperature,
+                                      .top_k = how.top_k,
+                                      .top_p = how.top_p,
+                                      .min_p = how.min_p,
+                                      .repetition_penalty = how.repetition_penalty,
+                                      .frequency_penalty = how.frequency_penalty,
+                                      .presence_penalty = how.presence_penalty,
+                                      .seed = seed_of(how.random)};
+  return engine::Sampler(fake_options(1).allowed).sample(logits, params, prompt, output, 0);
 }
 
 engine::EngineOptions fake_options(std::int64_t context, const engine::SchedulerOptions& scheduler) {

@@ -7,6 +7,7 @@
 #include <functional>
 #include <map>
 #include <optional>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -33,6 +34,7 @@ class FakeRunner : public runner::Runner {
   std::uint64_t weight_bytes() const override { return 0; }
   std::string device_name() const override { return "fake"; }
   runner::StepResult step(const runner::Batch& batch) override;
+  bool samples() const override { return samples_ids; }
 
   // What one sequence ran in one step: tokens [begin, end).
   struct Chunk {
@@ -46,17 +48,22 @@ class FakeRunner : public runner::Runner {
   std::function<void(std::size_t)> before_step;  // called with the number of the step; may throw
   std::size_t rows_too_few = 0;                  // returns that many rows of logits, or ids, less
   bool chooses_ids = true;                       // else it gives logits also where only the id is wanted
-  std::int64_t rows_of_logits = 0;               // given so far
-  std::optional<std::int32_t> wrong_id;          // given in place of every id chosen
+  bool samples_ids = false;                      // draws the ids of rows with a request, as engine::Sampler does
+  std::size_t leaves_every = 0;                  // of these, leaves every so manieth to the host; 0: none
+  std::size_t ids_drawn = 0;
+  std::int64_t rows_of_logits = 0;       // given so far
+  std::optional<std::int32_t> wrong_id;  // given in place of every id chosen
 
  private:
-  void choose_ids(const runner::Batch& batch, runner::StepResult& result) const;
+  void choose_ids(const runner::Batch& batch, runner::StepResult& result);
+  std::int32_t draw(const runner::Batch& batch, const runner::RowSampling& how, std::span<float> logits);
 
   struct Slot {
     std::int32_t token = -1, position = -1;
     std::uint64_t history = 0;  // hash of the sequence's tokens up to this one
   };
   std::vector<Slot> slots_;
+  std::size_t requests_seen_ = 0;
 };
 
 // Options for a FakeRunner: ids 0 .. kPadding-1 are allowed.

@@ -217,6 +217,26 @@ TEST_CASE("on a large vocabulary the selections are those of a full sort", "[sam
   }
 }
 
+TEST_CASE("the kept ids are laid end to end in ascending order", "[sampler]") {
+  const std::vector<double> p = {0.1, 0.25, 0.02, 0.35, 0.05, 0.2, 0.03};
+  const std::vector<TokenId> kept = {1, 3, 5};
+  for (const SamplingParams params : {SamplingParams{.top_k = 3}, SamplingParams{.top_p = 0.75},
+                                      SamplingParams{.min_p = 0.5}, SamplingParams{.top_k = 4, .min_p = 0.5}}) {
+    for (std::uint64_t step = 0; step < 500; ++step) {
+      double target = static_cast<double>(random_bits(params.seed, step) >> 11) * 0x1p-53 * 0.8;
+      TokenId expected = kept.back();
+      for (const TokenId id : kept) {
+        if (target < p[static_cast<std::size_t>(id)]) {
+          expected = id;
+          break;
+        }
+        target -= p[static_cast<std::size_t>(id)];
+      }
+      CHECK(sample(logs(p), params, static_cast<std::int64_t>(step)) == expected);
+    }
+  }
+}
+
 TEST_CASE("the repetition penalty divides positive and multiplies negative logits, once an id", "[sampler]") {
   const SamplingParams params{.repetition_penalty = 1.1};
   const auto l = penalised({2, -2, 2, -2, 0, -kInf, 5}, params, {0, 1, 0, 1, 0, 5}, {0, 2, 2, 4});

@@ -60,6 +60,14 @@ class Graph {
   cudaGraphExec_t graph_ = nullptr;
 };
 
+// A decode pass of one size. How its logits lie depends on the size, so what finishes them is captured with it.
+struct DecodeGraphs {
+  template <class Launch, class Finish>
+  DecodeGraphs(cudaStream_t stream, const Launch& launch, const Finish& finish)
+      : pass(stream, launch), finish_logits(stream, finish) {}
+  Graph pass, finish_logits;
+};
+
 class CudaRunner : public Runner {
  public:
   explicit CudaRunner(const Options& options)
@@ -95,6 +103,7 @@ class CudaRunner : public Runner {
   }
 
   StepResult step(const Batch& batch) override;
+  bool samples() const override { return model_ && can_sample(model_->config); }
 
   std::uint64_t bytes_per_step() const override {
     std::uint64_t bytes = model().weights.head().bytes;
@@ -139,8 +148,9 @@ class CudaRunner : public Runner {
     std::int64_t kv_blocks = 0;
     std::optional<Forward> forward;
     std::optional<StepInput> input;
-    PinnedMemory output;  // ids, then logits
-    std::map<int, Graph> graphs;
+    std::optional<SamplingInput> sampling;
+    PinnedMemory output;  // ids chosen, then ids drawn
+    std::map<int, DecodeGraphs> graphs;
   };
 
   WeightFormat format(const model::Checkpoint* checkpoint) const {
@@ -161,9 +171,10 @@ class CudaRunner : public Runner {
     if (!model_ || !model_->forward) fail(Code::Runtime, "the CUDA runner has no model: load one first");
     return *model_;
   }
-  void run_decode(int tokens);
-  void take_rows(const PassPlan& pass, int first, int count, const Batch& batch, std::vector<std::int32_t>& ids,
-                 std::vector<std::vector<float>>& logits);
+  const Graph* run_decode(int tokens);
+  void take_rows(const PassPlan& pass, int first, int count, const Graph* finish_logits, const Batch& batch,
+                 std::vector<std::int32_t>& ids, std::vector<std::vector<float>>& logits);
+  void sample_rows(const PassPlan& pass, int first, int count, const Batch& batch, std::int32_t* drawn);
   std::function<void(int)> tracer(int tokens);
 
   Options options_;
@@ -209,7 +220,8 @@ void CudaRunner::load_with(const model::Config& config, const WeightSizes& sizes
           "loading");
     check(cudaStreamSynchronize(m.stream.get()), "loading");  // before the host vectors go
     m.input.emplace(m.shape);
-    m.output = PinnedMemory(static_cast<std::uint64_t>(m.shape.sequences) * sizeof(std::int32_t) + 64);
+    if (can_sample(config)) m.sampling.emplace(requests_bytes(m.shape));
+    m.output = PinnedMemory(2 * static_cast<std::uint64_t>(m.shape.sequences) * sizeof(std::int32_t));
     m.forward.emplace(m.config, m.weights, m.shape, m.work, m.keys, m.values, m.kv_blocks,
                       Forward::Settings{kernels_, options_.gemm, options_.batch_invariant}, m.stream.get());
     check(cudaStreamSynchronize(m.stream.get()), "loading");
@@ -233,7 +245,8 @@ std::function<void(int)> CudaRunner::tracer(int tokens) {
   };
 }
 
-void CudaRunner::run_decode(int tokens) {
+// Returns what finishes the pass's logits, null where that is Forward::finish_logits.
+const Graph* CudaRunner::run_decode(int tokens) {
   Model& m = model();
   const auto launch = [&](int count) {
     m.forward->run({Pass::Decode, count, count, 1, {}}, tracer(count));
@@ -241,7 +254,7 @@ void CudaRunner::run_decode(int tokens) {
   };
   if (options_.eager || trace_) {
     launch(tokens);
-    return;
+    return nullptr;
   }
   const int size = graph_size(tokens);
   last_decode_ = size;
@@ -249,42 +262,96 @@ void CudaRunner::run_decode(int tokens) {
   if (graph == m.graphs.end()) {
     const auto start = Clock::now();
     launch(size);  // once for what is set up at first use: capturing may not
+    m.forward->finish_logits(size);
     check(cudaStreamSynchronize(m.stream.get()), "a step");
-    graph = m.graphs.try_emplace(size, m.stream.get(), [&] { launch(size); }).first;
+    graph = m.graphs
+                .try_emplace(
+                    size, m.stream.get(), [&] { launch(size); }, [&] { m.forward->finish_logits(size); })
+                .first;
     capture_seconds_ += seconds_since(start);
   }
-  graph->second.launch(m.stream.get());
+  graph->second.pass.launch(m.stream.get());
+  return &graph->second.finish_logits;
+}
+
+// Draws the ids of rows whose finished logits are in the workspace, on their way to `drawn` afterwards. Rows that asked
+// for no id are drawn from likewise where they lie among others.
+void CudaRunner::sample_rows(const PassPlan& pass, int first, int count, const Batch& batch, std::int32_t* drawn) {
+  Model& m = model();
+  const auto requests = m.sampling->copy(batch, pass, first, count, m.work.requests, m.stream.get());
+  for (int at = 0; at < count; at += kSampledAtOnce) {
+    cuda::Product logits;
+    logits.partials = m.work.logits + at * m.config.vocab_size;
+    logits.rows = m.config.vocab_size;
+    check(
+        cuda::sample(logits, m.work.allowed, requests.rows + at, requests.touched, std::min(kSampledAtOnce, count - at),
+                     m.config.vocab_size, m.work.sampled + at, m.work.sampling, m.stream.get()),
+        "sampling");
+  }
+  check(cudaMemcpyAsync(drawn, m.work.sampled, static_cast<std::size_t>(count) * sizeof(std::int32_t),
+                        cudaMemcpyDeviceToHost, m.stream.get()),
+        "the sampled ids");
 }
 
 // Brings ids and logits of `count` rows of a pass, whose logits were made last, to their places in the result.
-void CudaRunner::take_rows(const PassPlan& pass, int first, int count, const Batch& batch,
+void CudaRunner::take_rows(const PassPlan& pass, int first, int count, const Graph* finish_logits, const Batch& batch,
                            std::vector<std::int32_t>& ids, std::vector<std::vector<float>>& logits) {
   Model& m = model();
-  auto* chosen = reinterpret_cast<std::int32_t*>(m.output.get());
-  check(cudaMemcpyAsync(chosen, m.work.ids, static_cast<std::size_t>(count) * sizeof(std::int32_t),
-                        cudaMemcpyDeviceToHost, m.stream.get()),
-        "the chosen ids");
-  bool any_logits = false;
-  for (int i = 0; i < count; ++i) {
-    const int row = pass.results[static_cast<std::size_t>(first + i)];
-    any_logits = any_logits || (row >= 0 && (batch.greedy.empty() || batch.greedy[static_cast<std::size_t>(row)] == 0));
-  }
-  if (any_logits) m.forward->finish_logits(count);
-  const auto vocab = static_cast<std::size_t>(m.config.vocab_size);
-  for (int i = 0; any_logits && i < count; ++i) {
-    const int row = pass.results[static_cast<std::size_t>(first + i)];
-    if (row < 0 || (!batch.greedy.empty() && batch.greedy[static_cast<std::size_t>(row)] != 0)) continue;
-    std::vector<float>& to = logits[static_cast<std::size_t>(row)];
+  enum class Wanted { Nothing, Largest, Sampled, Logits };
+  const auto row_of = [&](int i) { return pass.results[static_cast<std::size_t>(first + i)]; };
+  const auto wanted = [&](int i) {
+    if (row_of(i) < 0) return Wanted::Nothing;
+    const auto row = static_cast<std::size_t>(row_of(i));
+    if (!batch.greedy.empty() && batch.greedy[row] != 0) return Wanted::Largest;
+    return m.sampling && !batch.sampling.empty() && batch.sampling[row] ? Wanted::Sampled : Wanted::Logits;
+  };
+  const auto any = [&](Wanted what) {
+    for (int i = 0; i < count; ++i) {
+      if (wanted(i) == what) return true;
+    }
+    return false;
+  };
+  const auto copy_logits = [&](int i) {
+    const auto vocab = static_cast<std::size_t>(m.config.vocab_size);
+    std::vector<float>& to = logits[static_cast<std::size_t>(row_of(i))];
     to.resize(vocab);
     check(cudaMemcpyAsync(to.data(), m.work.logits + static_cast<std::size_t>(i) * vocab, vocab * sizeof(float),
                           cudaMemcpyDeviceToHost, m.stream.get()),
           "the logits");
+  };
+
+  auto* chosen = reinterpret_cast<std::int32_t*>(m.output.get());
+  std::int32_t* drawn = chosen + m.shape.sequences;
+  check(cudaMemcpyAsync(chosen, m.work.ids, static_cast<std::size_t>(count) * sizeof(std::int32_t),
+                        cudaMemcpyDeviceToHost, m.stream.get()),
+        "the chosen ids");
+  const bool any_sampled = any(Wanted::Sampled);
+  if (any_sampled || any(Wanted::Logits)) {
+    if (finish_logits != nullptr) {
+      finish_logits->launch(m.stream.get());
+    } else {
+      m.forward->finish_logits(count);
+    }
+  }
+  if (any_sampled) sample_rows(pass, first, count, batch, drawn);
+  for (int i = 0; i < count; ++i) {
+    if (wanted(i) == Wanted::Logits) copy_logits(i);
   }
   check(cudaStreamSynchronize(m.stream.get()), "a step");
+
+  bool left_to_host = false;
   for (int i = 0; i < count; ++i) {
-    const int row = pass.results[static_cast<std::size_t>(first + i)];
-    if (row >= 0) ids[static_cast<std::size_t>(row)] = chosen[i];
+    const Wanted what = wanted(i);
+    if (what == Wanted::Largest) ids[static_cast<std::size_t>(row_of(i))] = chosen[i];
+    if (what != Wanted::Sampled) continue;
+    if (drawn[i] == cuda::kTooManyCandidates) {
+      copy_logits(i);
+      left_to_host = true;
+    } else {
+      ids[static_cast<std::size_t>(row_of(i))] = drawn[i];
+    }
   }
+  if (left_to_host) check(cudaStreamSynchronize(m.stream.get()), "a step");
 }
 
 StepResult CudaRunner::step(const Batch& batch) {
@@ -300,8 +367,8 @@ StepResult CudaRunner::step(const Batch& batch) {
     m.input->copy(batch, pass, padded, m.work.input, m.stream.get());
     const int wanted = static_cast<int>(pass.results.size());
     if (pass.shape.kind == Pass::Decode) {
-      run_decode(pass.shape.tokens);
-      take_rows(pass, 0, wanted, batch, ids, logits);
+      const Graph* finish_logits = run_decode(pass.shape.tokens);
+      take_rows(pass, 0, wanted, finish_logits, batch, ids, logits);
       continue;
     }
     m.forward->run(pass.shape, tracer(pass.shape.tokens));
@@ -310,17 +377,12 @@ StepResult CudaRunner::step(const Batch& batch) {
       const int count = std::min(at_a_time, wanted - first);
       m.forward->head_of_rows(first, count);
       m.forward->choose(count);
-      take_rows(pass, first, count, batch, ids, logits);
+      take_rows(pass, first, count, nullptr, batch, ids, logits);
     }
     check(cudaStreamSynchronize(m.stream.get()), "a step");
   }
   StepResult result;
-  if (!batch.greedy.empty()) {
-    for (std::size_t i = 0; i < rows; ++i) {
-      if (batch.greedy[i] == 0) ids[i] = kNoId;
-    }
-    result.ids = std::move(ids);
-  }
+  if (!batch.greedy.empty() || !batch.sampling.empty()) result.ids = std::move(ids);
   for (const std::vector<float>& row : logits) result.logits.insert(result.logits.end(), row.begin(), row.end());
   return result;
 }

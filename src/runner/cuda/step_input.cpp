@@ -113,4 +113,37 @@ void StepInput::copy(const Batch& batch, const PassPlan& pass, int padded, std::
   copy_2d(layout_.tables, layout_.table_stride, blocks, sequence_at);
 }
 
+SamplingInput::Requests SamplingInput::copy(const Batch& batch, const PassPlan& pass, int first, int count,
+                                            void* device, cudaStream_t stream) {
+  static_assert(sizeof(cuda::RowSampling) % alignof(cuda::TouchedId) == 0);  // one lies right behind the other
+  auto* rows = reinterpret_cast<cuda::RowSampling*>(memory_.get());
+  auto* touched = reinterpret_cast<cuda::TouchedId*>(rows + count);
+  std::int32_t used = 0;
+  for (int i = 0; i < count; ++i) {
+    const int result = pass.results[static_cast<std::size_t>(first + i)];
+    cuda::RowSampling& to = rows[i] = {};
+    to.temperature = 0;
+    if (result < 0 || !batch.sampling[static_cast<std::size_t>(result)]) continue;
+    const RowSampling& from = *batch.sampling[static_cast<std::size_t>(result)];
+    to.temperature = from.temperature;
+    to.top_p = from.top_p;
+    to.min_p = from.min_p;
+    to.repetition_penalty = from.repetition_penalty;
+    to.frequency_penalty = from.frequency_penalty;
+    to.presence_penalty = from.presence_penalty;
+    to.random = from.random;
+    to.top_k = from.top_k;
+    to.touched = used;
+    for (std::int32_t j = from.touched; j < from.touched_end; ++j, ++used) {
+      const TouchedId& id = batch.touched[static_cast<std::size_t>(j)];
+      touched[used] = {id.id, id.count};
+    }
+    to.touched_end = used;
+  }
+  const auto bytes = static_cast<std::size_t>(reinterpret_cast<std::uint8_t*>(touched + used) - memory_.get());
+  check(cudaMemcpyAsync(device, memory_.get(), bytes, cudaMemcpyHostToDevice, stream), "sampling requests");
+  const auto* on_device = static_cast<const cuda::RowSampling*>(device);
+  return {on_device, reinterpret_cast<const cuda::TouchedId*>(on_device + count)};
+}
+
 }  // namespace glyd::runner

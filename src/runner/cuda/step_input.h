@@ -3,6 +3,7 @@
 
 #include <vector>
 
+#include "cuda/pointwise/pointwise.h"
 #include "runner/batch.h"
 #include "runner/cuda/device_memory.h"
 #include "runner/cuda/forward.h"
@@ -32,6 +33,23 @@ class StepInput {
 
  private:
   InputLayout layout_;
+  PinnedMemory memory_;
+};
+
+// The same for the sampling requests of a pass's rows.
+class SamplingInput {
+ public:
+  explicit SamplingInput(std::uint64_t bytes) : memory_(bytes) {}  // requests_bytes()
+
+  // Where the requests lie on the device.
+  struct Requests {
+    const cuda::RowSampling* rows = nullptr;
+    const cuda::TouchedId* touched = nullptr;
+  };
+  // Of the rows [first, first + count) of the pass; those without a request get one for the largest logit.
+  Requests copy(const Batch& batch, const PassPlan& pass, int first, int count, void* device, cudaStream_t stream);
+
+ private:
   PinnedMemory memory_;
 };
 

@@ -37,6 +37,12 @@ void visit_parts(const model::Config& c, const WorkspaceShape& s, Workspace& w, 
         "attention");
   visit(w.choice, cuda::arg_max_workspace(s.columns), "the choice of tokens");
   visit(w.ids, results * sizeof(std::int32_t), "ids");
+  const bool samples = can_sample(c);
+  visit(w.requests, samples ? requests_bytes(s) : 0, "sampling requests");
+  visit(w.sampling,
+        samples ? cuda::sample_workspace(static_cast<int>(std::min(results, size(kSampledAtOnce))), c.vocab_size) : 0,
+        "sampling");
+  visit(w.sampled, samples ? results * sizeof(std::int32_t) : 0, "sampled ids");
   visit(w.logits, results * size(c.vocab_size) * sizeof(float), "logits");
   visit(w.allowed, size(c.vocab_size), "the vocabulary's mask");
   visit(w.frequencies, half * sizeof(double), "frequencies");
@@ -47,6 +53,15 @@ void visit_parts(const model::Config& c, const WorkspaceShape& s, Workspace& w, 
 }
 
 }  // namespace
+
+std::uint64_t requests_bytes(const WorkspaceShape& s) {
+  return size(s.columns) * sizeof(cuda::RowSampling) + size(s.cached) * sizeof(cuda::TouchedId);
+}
+
+bool can_sample(const model::Config& c) {
+  constexpr std::int64_t kLargestVocabulary = 4'194'304;  // of cuda::sample()
+  return c.vocab_size % 8 == 0 && c.vocab_size <= kLargestVocabulary;
+}
 
 InputLayout::InputLayout(const WorkspaceShape& s) {
   table_stride = round_up(s.context, kBlockSize) / kBlockSize;

@@ -31,6 +31,9 @@ struct Workspace {
   void* attention;           // attention_decode_workspace()
   void* choice;              // arg_max_workspace()
   std::int32_t* ids;         // [S] chosen ids
+  void* requests;            // D rows' cuda::RowSampling, then the cuda::TouchedId of the tokens in the cache
+  void* sampling;            // sample_workspace() of kSampledAtOnce rows
+  std::int32_t* sampled;     // [S] ids drawn
   float* logits;             // [S][V] finished logits
   std::uint8_t* allowed;     // [V] ids that may be chosen
   double* frequencies;       // [rotated / 2] RoPE
@@ -42,6 +45,15 @@ struct Workspace {
 };
 
 inline constexpr std::uint64_t kCublasBytes = 64 << 20;
+
+// Rows that are sampled at a time: each takes a copy of its logits, 0.6 MB for a vocabulary of 152K.
+inline constexpr int kSampledAtOnce = 32;
+
+// What the requests of a pass take at most, here and in pinned memory.
+std::uint64_t requests_bytes(const WorkspaceShape& shape);
+
+// Whether rows can be sampled on the GPU: their finished logits lie one behind another and are read 8 at a time.
+bool can_sample(const model::Config& config);
 
 // Places in the step's input, in int32: fixed by the shape, so that captured launches stay valid.
 struct InputLayout {
