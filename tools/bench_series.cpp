@@ -58,7 +58,7 @@ std::uint64_t BenchModel::parameters() const {
 BenchSeries::BenchSeries(const BenchModel& model, const BenchOptions& options, std::int64_t chunk, SeriesRecord& record)
     : model_(model), options_(options), chunk_(chunk), record_(record) {}
 
-// Exactly the memory that the largest point needs.
+// The memory that the largest point needs, or what there is: sequences then wait for others to end.
 runner::Options BenchSeries::runner_options() const {
   runner::Options o = options_.device.runner_options();
   o.weights = record_.weights;
@@ -66,7 +66,6 @@ runner::Options BenchSeries::runner_options() const {
   o.max_sequences = *std::max_element(options_.parallel.begin(), options_.parallel.end());
   o.max_batch_tokens = chunk_ + o.max_sequences - 1;
   o.context = options_.context();
-  o.kv_blocks = o.max_sequences * ((o.context + runner::kBlockSize - 1) / runner::kBlockSize);
   return o;
 }
 
@@ -93,6 +92,13 @@ void BenchSeries::load(Progress& progress) {
   record_.load_seconds = seconds_since(start);
   record_.load_stages = runner_->load_stages();
   record_.weight_bytes = runner_->weight_bytes();
+  const runner::Options o = runner_options();
+  const std::int64_t needed = o.max_sequences * ((o.context + runner::kBlockSize - 1) / runner::kBlockSize);
+  if (runner_->kv_blocks() < needed) {
+    log::warning("{}: the KV cache has room for {} tokens, and {} sequences need {}: some wait for others to end",
+                 record_.name(), runner_->kv_blocks() * runner::kBlockSize, o.max_sequences,
+                 needed * runner::kBlockSize);
+  }
   record_.bytes_per_step = runner_->bytes_per_step();
 }
 
@@ -118,8 +124,7 @@ void BenchSeries::run() {
                  point.runs.size() + 1);
   }
   point.runs.push_back(outcome.run);
-  if (static_cast<std::int64_t>(point.runs.size()) == options_.repeats)
-    point.step_profile = runner_->step_profile();
+  if (static_cast<std::int64_t>(point.runs.size()) == options_.repeats) point.step_profile = runner_->step_profile();
 }
 
 // The engine's own loop. A step that runs tokens of the depth beside tokens of the measured prompt counts by the share

@@ -64,7 +64,7 @@ cuda::Product Forward::multiply_long(const DeviceMatrix& matrix, const cuda::Act
   auto* y = static_cast<std::uint16_t*>(work_.products);
   const std::int64_t y_stride = round_up(matrix.rows, 8);
   const bool slices = pass.kind == Pass::Long;
-  const std::int64_t at_a_time = slices ? slice_rows(matrix.cols, pass.tokens) : matrix.rows;
+  const std::int64_t at_a_time = slices ? slice_rows(matrix.cols) : matrix.rows;
   const std::int64_t stride = matrix.packed ? round_up(matrix.cols, 32) : matrix.plain.stride;
   for (std::int64_t first = 0; first < matrix.rows; first += at_a_time) {
     const std::int64_t rows = std::min(at_a_time, matrix.rows - first);

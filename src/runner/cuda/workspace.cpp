@@ -83,13 +83,11 @@ InputLayout::InputLayout(const WorkspaceShape& s) {
   end = at;
 }
 
-// A wave of 128 x 256 tiles on 132 multiprocessors, all but four of them: 2048 rows for 2048 tokens, more for fewer. So
-// few rows that what is unpacked is still in the L2 cache when it is multiplied, and as many for fewer tokens as a
-// bounded buffer holds.
-std::int64_t slice_rows(std::int64_t cols, std::int64_t tokens) {
-  constexpr std::int64_t kLeast = 2048, kResults = kLeast * 2048, kBytes = 64 << 20;
-  const std::int64_t most = std::max(kLeast, kBytes / (cols * 2) / kLeast * kLeast);
-  return std::clamp(kResults / tokens / kLeast * kLeast, kLeast, most);
+// One or two waves of 128 x 256 tiles on 132 multiprocessors for 2048 tokens. Larger slices were no faster on an H200,
+// smaller ones 2 % slower (bench/results/cuda_runner.md).
+std::int64_t slice_rows(std::int64_t cols) {
+  constexpr std::int64_t kWave = 2048, kMost = 2 * kWave, kBytes = 128 << 20;
+  return std::clamp(kBytes / (cols * 2) / kWave * kWave, kWave, kMost);
 }
 
 WorkspaceShape workspace_shape(const model::Config& c, const Options& options, std::int64_t context,
@@ -109,7 +107,7 @@ WorkspaceShape workspace_shape(const model::Config& c, const Options& options, s
         head ? size(columns) * size(round_up(rows, 8)) * sizeof(float) : size(s.tokens) * size(round_up(rows, 8)) * 2;
     s.products = std::max({s.products, partials, values});
     if (any_packed && !head)
-      s.scratch = std::max(s.scratch, size(std::min(rows, slice_rows(cols, 1))) * size(round_up(cols, 32)) * 2);
+      s.scratch = std::max(s.scratch, size(std::min(rows, slice_rows(cols))) * size(round_up(cols, 32)) * 2);
   };
   const model::LayerSpec& layer = spec.layers.front();  // all are alike
   for (const auto* m : {&layer.qkv, &layer.o, &layer.gate_up, &layer.down}) consider(*m, false);

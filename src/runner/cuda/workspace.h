@@ -62,9 +62,8 @@ struct InputLayout {
   explicit InputLayout(const WorkspaceShape& shape);
 };
 
-// Rows of a product's weights that are unpacked and multiplied at a time in a prompt of some tokens; never more than
-// for one token.
-std::int64_t slice_rows(std::int64_t cols, std::int64_t tokens);
+// Rows of a product's weights that are unpacked and multiplied at a time in a prompt.
+std::int64_t slice_rows(std::int64_t cols);
 
 // The shape for a model whose weights are not loaded yet; `cached` stays 0.
 WorkspaceShape workspace_shape(const model::Config& config, const Options& options, std::int64_t context,
