@@ -48,11 +48,10 @@ inline constexpr int kMaxPassGroups = kColumns <= 32   ? 5
                                                        : 3;
 
 // How many groups of 32 columns ahead a warp asks for its weights. Packed ones come in small pieces, 512 bytes a warp
-// and group, and wait longest on memory; for plain ones, twice the registers a group, more ahead was slower.
+// and group, and wait longest on memory; plain ones take twice the registers a group, which the accumulators of many
+// columns need too.
 template <class Matrix, int kColumns>
-inline constexpr int kGroupsAhead = !Source<Matrix>::kPacked ? 2
-                                    : kColumns <= 16         ? 8
-                                                             : 4;
+inline constexpr int kGroupsAhead = (Source<Matrix>::kPacked ? 4 : 2) * (kColumns <= 16 ? 2 : 1);
 
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL) || !defined(__CUDA_ARCH__)
 
