@@ -1,0 +1,100 @@
+#include "model/sharding.h"
+
+#include <algorithm>
+
+#include "base/error.h"
+#include "codec/packed_matrix.h"
+
+namespace glyd::model {
+namespace {
+
+// Part `i` of `parts` nearly equal ones of n things.
+Range share(std::uint64_t n, std::uint64_t i, std::uint64_t parts) { return {i * n / parts, (i + 1) * n / parts}; }
+
+// The same of n things that come in blocks; the last block may be short.
+Range share_blocks(std::uint64_t n, std::uint64_t block, std::uint64_t i, std::uint64_t parts) {
+  const Range blocks = share((n + block - 1) / block, i, parts);
+  return {std::min(n, blocks.begin * block), std::min(n, blocks.end * block)};
+}
+
+// Whole units where there is one for each rank, else whatever gives each rank something.
+Range share_inner(std::uint64_t inner, std::uint64_t rank, std::uint64_t ranks) {
+  for (const std::uint64_t block : {std::uint64_t{codec::kBlockCols}, std::uint64_t{8}, std::uint64_t{1}}) {
+    if ((inner + block - 1) / block >= ranks) return share_blocks(inner, block, rank, ranks);
+  }
+  fail(Code::Usage, "-tp {}: the model's intermediate_size is {}; take at most that many ranks", ranks, inner);
+}
+
+void share_heads(const Config& config, std::uint64_t rank, std::uint64_t ranks, Shard& shard) {
+  const auto heads = static_cast<std::uint64_t>(config.heads), kv_heads = static_cast<std::uint64_t>(config.kv_heads);
+  const std::uint64_t group = heads / kv_heads;
+  if (ranks <= kv_heads) {
+    shard.kv_heads = share(kv_heads, rank, ranks);
+    shard.heads = {shard.kv_heads.begin * group, shard.kv_heads.end * group};
+    return;
+  }
+  // Ranks are dealt out to the kv heads, and each head's ranks share out its group of query heads.
+  const std::uint64_t kv_head = rank * kv_heads / ranks;
+  const std::uint64_t first = (kv_head * ranks + kv_heads - 1) / kv_heads;  // rank that holds it
+  const std::uint64_t holders = ((kv_head + 1) * ranks + kv_heads - 1) / kv_heads - first;
+  const std::uint64_t most_holders = (ranks + kv_heads - 1) / kv_heads;  // of any kv head: all ranks refuse alike
+  if (most_holders > group) {
+    fail(Code::Usage,
+         "-tp {}: the model's num_attention_heads is {} ({} for each of num_key_value_heads {}), which leaves ranks "
+         "without one; take fewer ranks",
+         ranks, heads, group, kv_heads);
+  }
+  const Range part = share(group, rank - first, holders);
+  shard.kv_heads = {kv_head, kv_head + 1};
+  shard.heads = {kv_head * group + part.begin, kv_head * group + part.end};
+}
+
+Range shifted(Range range, std::uint64_t by) { return {range.begin + by, range.end + by}; }
+Range scaled(Range range, std::uint64_t by) { return {range.begin * by, range.end * by}; }
+
+}  // namespace
+
+std::uint64_t MatrixPart::row_count() const {
+  std::uint64_t count = 0;
+  for (const Range& range : rows) count += range.size();
+  return count;
+}
+
+MatrixPart whole(const MatrixSpec& matrix) { return {{{0, matrix.rows}}, {0, matrix.cols}}; }
+
+Shard make_shard(const Config& config, int rank, int ranks) {
+  if (ranks < 1 || rank < 0 || rank >= ranks) fail(Code::Usage, "-tp {}: there is no rank {}", ranks, rank);
+  const auto r = static_cast<std::uint64_t>(rank), n = static_cast<std::uint64_t>(ranks);
+  const auto hidden = static_cast<std::uint64_t>(config.hidden_size);
+  const auto inner = static_cast<std::uint64_t>(config.intermediate_size);
+  const auto vocab = static_cast<std::uint64_t>(config.vocab_size);
+  const auto d = static_cast<std::uint64_t>(config.head_dim);
+  const std::uint64_t q_rows = static_cast<std::uint64_t>(config.heads) * d;
+  const std::uint64_t kv_rows = static_cast<std::uint64_t>(config.kv_heads) * d;
+
+  Shard s;
+  s.rank = rank;
+  s.ranks = ranks;
+  share_heads(config, r, n, s);
+  s.inner = share_inner(inner, r, n);
+  s.vocab = share_blocks(vocab, codec::kTileRows, r, n);
+
+  const Range all_inputs{0, hidden}, all_outputs{0, hidden};
+  const Range q = scaled(s.heads, d), kv = scaled(s.kv_heads, d);
+  s.qkv = {{q, shifted(kv, q_rows), shifted(kv, q_rows + kv_rows)}, all_inputs};
+  s.o = {{all_outputs}, q};
+  s.gate_up = {{s.inner, shifted(s.inner, inner)}, all_inputs};
+  s.down = {{all_outputs}, s.inner};
+  s.lm_head = {{s.vocab}, all_inputs};
+  return s;
+}
+
+Config shard_config(const Config& config, const Shard& shard) {
+  Config local = config;
+  local.heads = static_cast<int>(shard.heads.size());
+  local.kv_heads = static_cast<int>(shard.kv_heads.size());
+  local.intermediate_size = static_cast<std::int64_t>(shard.inner.size());
+  return local;
+}
+
+}  // namespace glyd::model

@@ -1,0 +1,54 @@
+#pragma once
+// Tensor parallelism: which part of every matrix and vector a rank has. Plain structs, no arithmetic of the model.
+//
+// A layer is cut along its heads and along the inner size of its feed-forward block. qkv and gate_up give a rank whole
+// rows, o and down the columns that those rows' results are multiplied by: each rank has a sum of its own, and the
+// ranks' sums added together are the layer's. Norms and the embedding are on every rank.
+//
+// Ranks need not be equal. Heads are cut at kv heads; where there are fewer of them than ranks, several ranks hold the
+// same kv head and share out its query heads. The inner size is cut between units of the packed format, so that packed
+// weights are taken as they are. An uneven cut is what equal parts padded with zeros would compute, without the zeros.
+
+#include <cstdint>
+#include <vector>
+
+#include "base/range.h"
+#include "model/config.h"
+#include "model/weights.h"
+
+namespace glyd::model {
+
+// Rows and columns of a spec's matrix. As q, k, v and gate, up are one matrix each, a part may have several row ranges;
+// its rows are theirs, one range after another.
+struct MatrixPart {
+  std::vector<Range> rows;
+  Range cols;
+
+  std::uint64_t row_count() const;
+  bool is_whole(const MatrixSpec& matrix) const { return row_count() == matrix.rows && cols.size() == matrix.cols; }
+};
+MatrixPart whole(const MatrixSpec& matrix);
+
+struct Shard {
+  int rank = 0, ranks = 1;
+  Range heads;     // query heads: a whole multiple of the kv heads, as in the model
+  Range kv_heads;  // in the order of the heads: the rank's kv head i belongs to the i-th equal part of its heads
+  Range inner;     // of intermediate_size
+  Range vocab;     // rows of the head; starts at a row tile (16 rows); may be empty. The embedding is whole.
+
+  // The same in every layer. Biases of qkv and gate_up are cut like the rows of the matrix.
+  MatrixPart qkv, o, gate_up, down;
+  MatrixPart lm_head;  // of the embedding, when the head is tied
+
+  // Biases of o and down are added once, on the first rank, to its sum.
+  bool adds_output_biases() const { return rank == 0; }
+};
+
+// What rank `rank` of `ranks` has; all of the model where there is one rank. Throws Error(Usage) naming what cannot be
+// split over so many.
+Shard make_shard(const Config& config, int rank, int ranks);
+
+// The model as the rank computes it: its own heads, kv heads and inner size, everything else as it is.
+Config shard_config(const Config& config, const Shard& shard);
+
+}  // namespace glyd::model
