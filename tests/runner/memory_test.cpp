@@ -27,7 +27,8 @@ model::Config config_0_6b() {
 
 MemoryPlan plan(const Options& options, std::uint64_t available) {
   const model::Config config = config_0_6b();
-  return plan_memory(config, Weights::bytes(model::model_spec(config)), options, 2, available);
+  return plan_memory(config, Weights::bytes(model::model_spec(config), model::make_shard(config, 0, 1)), options, 2,
+                     available);
 }
 
 std::string memory_error(const Options& options, std::uint64_t available) {
@@ -98,7 +99,9 @@ TEST_CASE("absurd sizes neither overflow nor pass", "[runner]") {
   options.context = std::numeric_limits<std::int32_t>::max() - kBlockSize;
   options.max_sequences = 1 << 20;
   CHECK(KvCache::block_bytes(config, Activations::Fp32) == std::uint64_t{1024} * 2 * 16 * 4096 * 1024 * 4);
-  CHECK_THROWS_AS(plan_memory(config, Weights::bytes(model::model_spec(config)), options, 2, 100 * kGb), Error);
+  CHECK_THROWS_AS(plan_memory(config, Weights::bytes(model::model_spec(config), model::make_shard(config, 0, 1)),
+                              options, 2, 100 * kGb),
+                  Error);
 
   for (const std::int64_t bad : {std::int64_t{-1}, std::numeric_limits<std::int64_t>::max()}) {
     Options o;

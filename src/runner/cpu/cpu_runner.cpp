@@ -29,9 +29,10 @@ const float* or_null(const std::vector<float>& v) { return v.empty() ? nullptr :
 
 }  // namespace
 
-CpuRunner::CpuRunner(const Options& options, const Kernels& kernels)
+CpuRunner::CpuRunner(const Options& options, const Kernels& kernels, Communicator* communicator)
     : options_(options),
       kernels_(kernels),
+      communicator_(communicator),
       pool_(options.threads == 0 ? available_threads() : options.threads),
       forbidden_(forbidden_ids(options.allowed)) {}
 
@@ -54,22 +55,24 @@ std::vector<std::pair<std::string, std::string>> CpuRunner::device_facts() const
 }
 
 MemoryPlan CpuRunner::plan(const model::Checkpoint& checkpoint) const {
-  return plan(checkpoint.config(), Weights::bytes(checkpoint, options_.weights));
+  const model::Config& config = checkpoint.config();
+  return plan(config, Weights::bytes(checkpoint, shard_of(config), options_.weights));
 }
 
 MemoryPlan CpuRunner::plan(const model::Config& config, std::uint64_t weight_bytes) const {
-  return plan_memory(config, weight_bytes, options_, pool_.size(), available_memory());
+  return plan_memory(model::shard_config(config, shard_of(config)), weight_bytes, options_, pool_.size(),
+                     available_memory() / static_cast<std::uint64_t>(ranks()));
 }
 
 MemoryPlan CpuRunner::plan_random(const model::Config& config) const {
-  return plan(config, Weights::bytes(model::model_spec(config)));
+  return plan(config, Weights::bytes(model::model_spec(config), shard_of(config)));
 }
 
 void CpuRunner::load(const model::Checkpoint& checkpoint, Progress& progress) {
   const auto start = Clock::now();
   release();
   allocate(checkpoint.config(), plan(checkpoint));
-  weights_ = Weights::load(checkpoint, options_.weights, pool_, progress);
+  weights_ = Weights::load(checkpoint, shard_of(checkpoint.config()), options_.weights, pool_, progress);
   load_stages_ = {{"load", seconds_since(start)}};
 }
 
@@ -77,7 +80,7 @@ void CpuRunner::load_random(const model::Config& config, std::uint64_t seed, Pro
   const auto start = Clock::now();
   release();
   allocate(config, plan_random(config));
-  weights_ = Weights::random(model::model_spec(config), options_.weights, seed, pool_, progress);
+  weights_ = Weights::random(model::model_spec(config), shard_of(config), options_.weights, seed, pool_, progress);
   load_stages_ = {{"load", seconds_since(start)}};
 }
 
@@ -89,7 +92,10 @@ void CpuRunner::release() {
   kv_blocks_ = 0;
 }
 
-void CpuRunner::allocate(const model::Config& config, const MemoryPlan& plan) {
+void CpuRunner::allocate(const model::Config& whole, MemoryPlan plan) {
+  // All ranks have planned, with the memory that was there, before the first one takes any.
+  if (communicator_) plan.kv_blocks = communicator_->all_min(plan.kv_blocks);
+  const model::Config config = model::shard_config(whole, shard_of(whole));
   const auto tokens = static_cast<std::size_t>(options_.max_batch_tokens);
   const auto hidden = static_cast<std::size_t>(config.hidden_size);
   const auto inner = static_cast<std::size_t>(config.intermediate_size);
@@ -131,7 +137,7 @@ StepResult CpuRunner::step(const Batch& batch) {
     show_hidden(layer, batch);
   }
   StepResult result = logits(batch);
-  if (!batch.greedy.empty()) choose_ids(batch, result);
+  if (!batch.greedy.empty() && rank() == 0) choose_ids(batch, result);
   return result;
 }
 
@@ -171,14 +177,20 @@ void CpuRunner::run_layer(int layer, const Batch& batch, std::span<const std::in
   matmul(c, *w.qkv, normed, tokens, or_null(w.qkv_bias), Rounding::Activation, qkv);
   split_heads(c, config_, qkv, or_null(w.q_norm), or_null(w.k_norm), rope_, batch.slot_mapping, layer, cache_, q);
   attention(c, config_, batch, sequence_of, layer, cache_, q, attended);
-  matmul(c, *w.o, attended, tokens, or_null(w.o_bias), Rounding::Activation, projected);
+  matmul(c, *w.o, attended, tokens, or_null(w.o_bias), Rounding::None, projected);
+  add_ranks(projected, tokens);
   add_residual(c, projected, tokens, hidden, h);
 
   rms_norm_rows(c, h, tokens, w.post_norm.data(), hidden, eps, normed);
   matmul(c, *w.gate_up, normed, tokens, or_null(w.gate_up_bias), Rounding::Activation, gate_up);
   swiglu(c, gate_up, tokens, inner, activated);
-  matmul(c, *w.down, activated, tokens, or_null(w.down_bias), Rounding::Activation, projected);
+  matmul(c, *w.down, activated, tokens, or_null(w.down_bias), Rounding::None, projected);
+  add_ranks(projected, tokens);
   add_residual(c, projected, tokens, hidden, h);
+}
+
+void CpuRunner::add_ranks(FloatRows sums, std::size_t tokens) {
+  if (communicator_) communicator_->all_reduce_sum({sums.data, tokens * sums.stride});
 }
 
 StepResult CpuRunner::logits(const Batch& batch) {
@@ -187,8 +199,11 @@ StepResult CpuRunner::logits(const Batch& batch) {
   const std::size_t rows = batch.logits_rows.size();
   StepResult result;
   if (rows == 0) return result;
+  const std::size_t own = weights_.head().rows();  // of the vocabulary
+  std::vector<float> part;
   try {
-    result.logits.resize(rows * vocab);
+    if (rank() == 0) result.logits.resize(rows * vocab);
+    if (communicator_) part.resize(rows * own);
   } catch (const std::bad_alloc&) {
     fail(Code::Memory, "logits of {} tokens: the system gave no memory for {} bytes", rows,
          rows * vocab * sizeof(float));
@@ -197,7 +212,12 @@ StepResult CpuRunner::logits(const Batch& batch) {
   for (std::size_t i = 0; i < rows; ++i)
     rms_norm(*context_, h.row(static_cast<std::size_t>(batch.logits_rows[i])), weights_.final_norm.data(), hidden,
              static_cast<float>(config_.rms_norm_eps), normed.row(i));
-  matmul(*context_, weights_.head(), normed, rows, nullptr, Rounding::None, {result.logits.data(), vocab});
+  float* const out = communicator_ ? part.data() : result.logits.data();
+  matmul(*context_, weights_.head(), normed, rows, nullptr, Rounding::None, {out, own});
+  for (std::size_t i = 0; communicator_ && i < rows; ++i) {
+    const std::span<float> row = rank() == 0 ? std::span(result.logits).subspan(i * vocab, vocab) : std::span<float>();
+    communicator_->all_gather(std::span(part).subspan(i * own, own), row);
+  }
   return result;
 }
 

@@ -1,5 +1,8 @@
 #pragma once
 // The CPU backend: the readable reference. Each step of a layer is one operation, one file.
+//
+// It may be one of several ranks that have a part of the model each (model/sharding.h). A rank computes with its own
+// heads and inner size as if they were the model's; in two places of a layer, and for the logits, it meets the others.
 
 #include <cstdint>
 #include <optional>
@@ -14,21 +17,23 @@
 #include "runner/cpu/kv_cache.h"
 #include "runner/cpu/rope.h"
 #include "runner/cpu/weights.h"
+#include "runner/parallel/communicator.h"
 #include "runner/runner.h"
 
 namespace glyd::runner::cpu {
 
 class CpuRunner : public Runner {
  public:
-  // `kernels`: the vector loops to use, the best that the machine has by default. Throws Error(Usage) for a bad number
-  // of threads.
-  explicit CpuRunner(const Options& options, const Kernels& kernels = best_kernels());
+  // `kernels`: the vector loops to use, the best that the machine has by default. `communicator`: of the rank that this
+  // is, null where there is only one; the caller keeps it. Throws Error(Usage) for a bad number of threads.
+  explicit CpuRunner(const Options& options, const Kernels& kernels = best_kernels(),
+                     Communicator* communicator = nullptr);
 
   MemoryPlan plan(const model::Checkpoint& checkpoint) const override;
   void load(const model::Checkpoint& checkpoint, Progress& progress) override;
   MemoryPlan plan_random(const model::Config& config) const override;
   void load_random(const model::Config& config, std::uint64_t seed, Progress& progress) override;
-  StepResult step(const Batch& batch) override;
+  StepResult step(const Batch& batch) override;  // results come out of the first rank alone
   std::int64_t kv_blocks() const override { return kv_blocks_; }
   std::string device_name() const override;
 
@@ -54,17 +59,22 @@ class CpuRunner : public Runner {
   };
 
   MemoryPlan plan(const model::Config& config, std::uint64_t weight_bytes) const;
+  int rank() const { return communicator_ ? communicator_->rank() : 0; }
+  int ranks() const { return communicator_ ? communicator_->size() : 1; }
+  model::Shard shard_of(const model::Config& config) const { return model::make_shard(config, rank(), ranks()); }
   void release();
-  void allocate(const model::Config& config, const MemoryPlan& plan);
+  void allocate(const model::Config& config, MemoryPlan plan);
   void run_layer(int layer, const Batch& batch, std::span<const std::int32_t> sequence_of);
+  void add_ranks(FloatRows sums, std::size_t tokens);
   void show_hidden(int layer, const Batch& batch);
   StepResult logits(const Batch& batch);
   void choose_ids(const Batch& batch, StepResult& result) const;
 
   Options options_;
   const Kernels& kernels_;
+  Communicator* const communicator_;
   ThreadPool pool_;
-  model::Config config_;
+  model::Config config_;  // heads and inner size are the rank's own
   Weights weights_;
   KvCache cache_;
   RopeTable rope_;

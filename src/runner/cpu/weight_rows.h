@@ -1,6 +1,7 @@
 #pragma once
 // Where matmul and the embedding get weights from: a matrix seen as bf16 rows, however it is stored.
 
+#include <cassert>
 #include <cstddef>
 #include <cstdint>
 
@@ -45,6 +46,24 @@ class PlainMatrix : public WeightRows {
 
  private:
   AlignedBuffer<Bf16> memory_;
+};
+
+// Some rows of another matrix, in its memory. They start at a row tile.
+class RowsOf : public WeightRows {
+ public:
+  RowsOf(const WeightRows& matrix, std::size_t first, std::size_t rows)
+      : WeightRows(rows, matrix.cols()), matrix_(matrix), first_(first) {
+    assert(first % kRowTile == 0 && first + rows <= matrix.rows());
+  }
+
+  const Bf16* fetch(std::size_t first, std::size_t count, Bf16* scratch) const override {
+    return matrix_.fetch(first_ + first, count, scratch);
+  }
+  std::uint64_t bytes() const override { return matrix_.bytes() * rows() / matrix_.rows(); }  // about, when packed
+
+ private:
+  const WeightRows& matrix_;
+  const std::size_t first_;
 };
 
 }  // namespace glyd::runner::cpu

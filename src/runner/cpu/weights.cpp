@@ -5,6 +5,7 @@
 #include <optional>
 #include <random>
 
+#include "codec/cut.h"
 #include "codec/pack.h"
 #include "codec/packed_file.h"
 #include "runner/cpu/packed_rows.h"
@@ -15,12 +16,14 @@ namespace {
 
 constexpr std::uint64_t kChunkBytes = 4 << 20;  // filled by one thread at a time
 
+using model::MatrixPart;
+
 // Fills rows [first, first + count) of a matrix, given as memory without padding.
 using FillRows =
     std::function<void(const model::MatrixSpec&, std::uint64_t first, std::uint64_t count, std::span<Bf16>)>;
 using FillVector = std::function<void(const model::VectorSpec&, std::span<Bf16>)>;
-// A matrix that is to stay packed, or null for one that is to be plain.
-using MakePacked = std::function<std::unique_ptr<WeightRows>(const model::MatrixSpec&)>;
+// The part of a matrix that is to stay packed, or null for one that is to be plain.
+using MakePacked = std::function<std::unique_ptr<WeightRows>(const model::MatrixSpec&, const MatrixPart&)>;
 
 // Where weights come from, and who fills the memory.
 struct Source {
@@ -31,35 +34,59 @@ struct Source {
   MakePacked packed = {};
 };
 
-// Packs a matrix in memory; null when that would not shrink it.
-std::unique_ptr<WeightRows> pack_rows(const FillRows& rows, const model::MatrixSpec& spec, ThreadPool& pool,
-                                      Progress& progress) {
+// Fills rows [first, first + count) of a part.
+void fill_part(const FillRows& rows, const model::MatrixSpec& spec, const MatrixPart& part, std::uint64_t first,
+               std::uint64_t count, std::span<Bf16> out) {
+  const std::uint64_t cols = part.cols.size();
+  std::uint64_t at = 0;  // where a range's rows begin in the part
+  for (const Range& range : part.rows) {
+    const std::uint64_t from = std::max(first, at), to = std::min(first + count, at + range.size());
+    if (from < to) {
+      const std::uint64_t row = range.begin + (from - at);
+      const std::span<Bf16> wanted = out.subspan((from - first) * cols, (to - from) * cols);
+      if (cols == spec.cols) {
+        rows(spec, row, to - from, wanted);
+      } else {
+        std::vector<Bf16> all_cols((to - from) * spec.cols);
+        rows(spec, row, to - from, all_cols);
+        for (std::uint64_t r = 0; r < to - from; ++r)
+          std::copy_n(all_cols.data() + r * spec.cols + part.cols.begin, cols, wanted.data() + r * cols);
+      }
+    }
+    at += range.size();
+  }
+}
+
+// Packs a part in memory; null when that would not shrink it.
+std::unique_ptr<WeightRows> pack_rows(const FillRows& rows, const model::MatrixSpec& spec, const MatrixPart& part,
+                                      ThreadPool& pool, Progress& progress) {
   Progress silent;  // pack() reads everything twice
   const codec::RowSource source = [&](std::uint64_t first, std::uint64_t count, std::span<Bf16> out) {
-    rows(spec, first, count, out);
+    fill_part(rows, spec, part, first, count, out);
   };
-  auto bytes = codec::pack({spec.rows, spec.cols}, source, {}, pool, silent);
+  auto bytes = codec::pack({part.row_count(), part.cols.size()}, source, {}, pool, silent);
   if (!bytes) return nullptr;
-  progress.advance(spec.rows * spec.cols * sizeof(Bf16));
+  progress.advance(part.row_count() * part.cols.size() * sizeof(Bf16));
   return std::make_unique<PackedRows>(std::move(*bytes), spec.name, pool);
 }
 
-std::unique_ptr<WeightRows> make_matrix(const Source& source, const model::MatrixSpec& spec) {
+std::unique_ptr<WeightRows> make_matrix(const Source& source, const model::MatrixSpec& spec, const MatrixPart& part) {
   if (source.packed) {
-    if (auto packed = source.packed(spec)) return packed;
+    if (auto packed = source.packed(spec, part)) return packed;
   }
-  auto matrix = std::make_unique<PlainMatrix>(spec.rows, spec.cols);
-  const std::uint64_t row_bytes = multiply(spec.cols, sizeof(Bf16));
+  const std::uint64_t rows = part.row_count(), cols = part.cols.size();
+  auto matrix = std::make_unique<PlainMatrix>(rows, cols);
+  const std::uint64_t row_bytes = multiply(cols, sizeof(Bf16));
   const std::size_t grain = std::max<std::uint64_t>(1, kChunkBytes / std::max<std::uint64_t>(1, row_bytes));
-  source.pool.parallel_for(spec.rows, grain, [&](std::size_t begin, std::size_t end) {
-    if (matrix->stride() == spec.cols) {
-      source.rows(spec, begin, end - begin, {matrix->row(begin), (end - begin) * spec.cols});
+  source.pool.parallel_for(rows, grain, [&](std::size_t begin, std::size_t end) {
+    if (matrix->stride() == cols) {
+      fill_part(source.rows, spec, part, begin, end - begin, {matrix->row(begin), (end - begin) * cols});
     } else {
-      std::vector<Bf16> packed((end - begin) * spec.cols);
-      source.rows(spec, begin, end - begin, packed);
+      std::vector<Bf16> packed((end - begin) * cols);
+      fill_part(source.rows, spec, part, begin, end - begin, packed);
       for (std::size_t r = begin; r < end; ++r) {
-        std::copy_n(packed.data() + (r - begin) * spec.cols, spec.cols, matrix->row(r));
-        std::fill(matrix->row(r) + spec.cols, matrix->row(r) + matrix->stride(), Bf16{});
+        std::copy_n(packed.data() + (r - begin) * cols, cols, matrix->row(r));
+        std::fill(matrix->row(r) + cols, matrix->row(r) + matrix->stride(), Bf16{});
       }
     }
     source.progress.advance((end - begin) * row_bytes);
@@ -77,35 +104,67 @@ std::vector<float> make_vector(const Source& source, const model::VectorSpec& sp
   return wide;
 }
 
-Weights make_weights(const Source& source, const model::ModelSpec& spec) {
+// The elements that belong to the rows of a part, as a bias's do.
+std::vector<float> of_rows(const std::vector<float>& whole, const std::vector<Range>& rows) {
+  std::vector<float> part;
+  if (whole.empty()) return part;
+  for (const Range& range : rows)
+    part.insert(part.end(), whole.begin() + static_cast<std::ptrdiff_t>(range.begin),
+                whole.begin() + static_cast<std::ptrdiff_t>(range.end));
+  return part;
+}
+
+Weights make_weights(const Source& source, const model::ModelSpec& spec, const model::Shard& shard) {
   Weights weights;
-  weights.embed = make_matrix(source, spec.embed);
+  weights.embed = make_matrix(source, spec.embed, model::whole(spec.embed));
   for (const model::LayerSpec& layer : spec.layers) {
     LayerWeights w;
     w.input_norm = make_vector(source, layer.input_norm);
-    w.qkv = make_matrix(source, layer.qkv);
-    w.qkv_bias = make_vector(source, layer.qkv_bias);
+    w.qkv = make_matrix(source, layer.qkv, shard.qkv);
+    w.qkv_bias = of_rows(make_vector(source, layer.qkv_bias), shard.qkv.rows);
     w.q_norm = make_vector(source, layer.q_norm);
     w.k_norm = make_vector(source, layer.k_norm);
-    w.o = make_matrix(source, layer.o);
-    w.o_bias = make_vector(source, layer.o_bias);
+    w.o = make_matrix(source, layer.o, shard.o);
+    if (shard.adds_output_biases()) w.o_bias = make_vector(source, layer.o_bias);
     w.post_norm = make_vector(source, layer.post_norm);
-    w.gate_up = make_matrix(source, layer.gate_up);
-    w.gate_up_bias = make_vector(source, layer.gate_up_bias);
-    w.down = make_matrix(source, layer.down);
-    w.down_bias = make_vector(source, layer.down_bias);
+    w.gate_up = make_matrix(source, layer.gate_up, shard.gate_up);
+    w.gate_up_bias = of_rows(make_vector(source, layer.gate_up_bias), shard.gate_up.rows);
+    w.down = make_matrix(source, layer.down, shard.down);
+    if (shard.adds_output_biases()) w.down_bias = make_vector(source, layer.down_bias);
     weights.layers.push_back(std::move(w));
   }
   weights.final_norm = make_vector(source, spec.final_norm);
-  if (!spec.lm_head.members.empty()) weights.lm_head = make_matrix(source, spec.lm_head);
+  weights.tied = spec.lm_head.members.empty();
+  if (!weights.tied) {
+    weights.lm_head = make_matrix(source, spec.lm_head, shard.lm_head);
+  } else if (shard.ranks > 1) {
+    weights.lm_head = std::make_unique<RowsOf>(*weights.embed, shard.vocab.begin, shard.vocab.size());
+  }
   return weights;
 }
 
-// Bytes in the file of all that a spec names.
-std::uint64_t file_bytes(const model::ModelSpec& spec) {
+// All matrices of a spec, and what the shard has of each.
+std::vector<std::pair<const model::MatrixSpec*, MatrixPart>> all_parts(const model::ModelSpec& spec,
+                                                                       const model::Shard& shard) {
+  std::vector<std::pair<const model::MatrixSpec*, MatrixPart>> all{{&spec.embed, model::whole(spec.embed)}};
+  for (const model::LayerSpec& layer : spec.layers)
+    all.insert(
+        all.end(),
+        {{&layer.qkv, shard.qkv}, {&layer.o, shard.o}, {&layer.gate_up, shard.gate_up}, {&layer.down, shard.down}});
+  if (!spec.lm_head.members.empty()) all.emplace_back(&spec.lm_head, shard.lm_head);
+  return all;
+}
+
+// A part in memory, plain.
+std::uint64_t plain_bytes(const MatrixPart& part) {
+  return multiply(multiply(part.row_count(), padded(part.cols.size())), sizeof(Bf16));
+}
+
+// Bytes of bf16 that a shard has, vectors whole.
+std::uint64_t file_bytes(const model::ModelSpec& spec, const model::Shard& shard) {
   std::uint64_t bytes = 0;
-  for (const auto* m : model::all_matrices(spec))
-    bytes = add(bytes, multiply(multiply(m->rows, m->cols), sizeof(Bf16)));
+  for (const auto& [matrix, part] : all_parts(spec, shard))
+    bytes = add(bytes, multiply(multiply(part.row_count(), part.cols.size()), sizeof(Bf16)));
   for (const auto* v : model::all_vectors(spec)) bytes = add(bytes, multiply(v->size, sizeof(Bf16)));
   return bytes;
 }
@@ -118,26 +177,25 @@ std::uint64_t mixed(std::uint64_t x) {  // the finaliser of splitmix64
 
 }  // namespace
 
-std::uint64_t Weights::bytes(const model::ModelSpec& spec) {
+std::uint64_t Weights::bytes(const model::ModelSpec& spec, const model::Shard& shard) {
   std::uint64_t bytes = 0;
-  for (const auto* m : model::all_matrices(spec))
-    bytes = add(bytes, multiply(multiply(m->rows, padded(m->cols)), sizeof(Bf16)));
+  for (const auto& [matrix, part] : all_parts(spec, shard)) bytes = add(bytes, plain_bytes(part));
   for (const auto* v : model::all_vectors(spec)) bytes = add(bytes, multiply(v->size, sizeof(float)));
   return bytes;
 }
 
-std::uint64_t Weights::bytes(const model::Checkpoint& checkpoint, WeightFormat format) {
-  std::uint64_t bytes = Weights::bytes(checkpoint.spec());
+std::uint64_t Weights::bytes(const model::Checkpoint& checkpoint, const model::Shard& shard, WeightFormat format) {
+  std::uint64_t bytes = Weights::bytes(checkpoint.spec(), shard);
   if (format == WeightFormat::Bf16) return bytes;
-  for (const auto* m : model::all_matrices(checkpoint.spec())) {
-    if (const codec::PackedTensor* packed = checkpoint.packed(*m))
-      bytes = bytes - multiply(multiply(m->rows, padded(m->cols)), sizeof(Bf16)) + packed->bytes();
+  for (const auto& [matrix, part] : all_parts(checkpoint.spec(), shard)) {
+    const codec::PackedTensor* packed = checkpoint.packed(*matrix);
+    if (packed && part.is_whole(*matrix)) bytes = bytes - plain_bytes(part) + packed->bytes();
   }
   return bytes;
 }
 
 std::uint64_t Weights::bytes() const {
-  std::uint64_t bytes = final_norm.size() * sizeof(float) + embed->bytes() + (lm_head ? lm_head->bytes() : 0);
+  std::uint64_t bytes = final_norm.size() * sizeof(float) + embed->bytes() + (tied ? 0 : lm_head->bytes());
   for (const LayerWeights& w : layers) {
     bytes += w.qkv->bytes() + w.o->bytes() + w.gate_up->bytes() + w.down->bytes();
     for (const auto* v :
@@ -147,37 +205,43 @@ std::uint64_t Weights::bytes() const {
   return bytes;
 }
 
-Weights Weights::load(const model::Checkpoint& checkpoint, WeightFormat format, ThreadPool& pool, Progress& progress) {
+Weights Weights::load(const model::Checkpoint& checkpoint, const model::Shard& shard, WeightFormat format,
+                      ThreadPool& pool, Progress& progress) {
   const bool pack_rest = format == WeightFormat::Packed;
-  progress.begin(pack_rest && !checkpoint.manifest() ? "packing" : "loading", file_bytes(checkpoint.spec()));
+  progress.begin(pack_rest && !checkpoint.manifest() ? "packing" : "loading", file_bytes(checkpoint.spec(), shard));
   const FillRows rows = [&](const model::MatrixSpec& m, std::uint64_t first, std::uint64_t count, std::span<Bf16> out) {
     checkpoint.read_rows(m, first, count, out);
   };
-  const auto make_packed = [&](const model::MatrixSpec& spec) -> std::unique_ptr<WeightRows> {
+  const auto make_packed = [&](const model::MatrixSpec& spec, const MatrixPart& part) -> std::unique_ptr<WeightRows> {
     const codec::PackedTensor* stored = checkpoint.packed(spec);
-    if (!stored) return pack_rest ? pack_rows(rows, spec, pool, progress) : nullptr;
+    if (!stored) return pack_rest ? pack_rows(rows, spec, part, pool, progress) : nullptr;
     std::vector<std::byte> bytes(stored->bytes());
     stored->read_packed(bytes);
+    if (!part.is_whole(spec)) {
+      auto cut = codec::cut_units(codec::Unpacker(bytes, stored->what()), part.rows, part.cols);
+      if (!cut) return pack_rows(rows, spec, part, pool, progress);
+      bytes = std::move(*cut);
+    }
     auto packed = std::make_unique<PackedRows>(std::move(bytes), stored->what(), pool);
-    progress.advance(spec.rows * spec.cols * sizeof(Bf16));
+    progress.advance(part.row_count() * part.cols.size() * sizeof(Bf16));
     return packed;
   };
   const Source source{rows, [&](const model::VectorSpec& v, std::span<Bf16> out) { checkpoint.read_vector(v, out); },
                       pool, progress, format == WeightFormat::Bf16 ? MakePacked() : make_packed};
-  Weights weights = make_weights(source, checkpoint.spec());
+  Weights weights = make_weights(source, checkpoint.spec(), shard);
   progress.end();
   return weights;
 }
 
-Weights Weights::random(const model::ModelSpec& spec, WeightFormat format, std::uint64_t seed, ThreadPool& pool,
-                        Progress& progress) {
+Weights Weights::random(const model::ModelSpec& spec, const model::Shard& shard, WeightFormat format,
+                        std::uint64_t seed, ThreadPool& pool, Progress& progress) {
   // Drawing 2^16 values once and choosing among them by a hash is much faster than drawing each weight.
   std::vector<Bf16> values(1 << 16);
   std::mt19937_64 engine(seed);
   std::normal_distribution<float> normal(0.0f, 0.02f);
   for (Bf16& v : values) v = to_bf16(normal(engine));
 
-  progress.begin("making random weights", file_bytes(spec));
+  progress.begin("making random weights", file_bytes(spec, shard));
   const FillRows rows = [&](const model::MatrixSpec& m, std::uint64_t first, std::uint64_t, std::span<Bf16> out) {
     const std::uint64_t base = mixed(seed + std::hash<std::string>{}(m.name)) + first * m.cols;
     for (std::size_t i = 0; i < out.size(); ++i) out[i] = values[mixed(base + i) >> 48];
@@ -186,10 +250,12 @@ Weights Weights::random(const model::ModelSpec& spec, WeightFormat format, std::
     const bool norm = v.name.find("norm") != std::string::npos;
     std::fill(out.begin(), out.end(), to_bf16(norm ? 1.0f : 0.01f));
   };
-  const auto make_packed = [&](const model::MatrixSpec& m) { return pack_rows(rows, m, pool, progress); };
+  const auto make_packed = [&](const model::MatrixSpec& m, const MatrixPart& part) {
+    return pack_rows(rows, m, part, pool, progress);
+  };
   const Source source{rows, vector, pool, progress,
                       format == WeightFormat::Packed ? MakePacked(make_packed) : MakePacked()};
-  Weights weights = make_weights(source, spec);
+  Weights weights = make_weights(source, spec, shard);
   progress.end();
   return weights;
 }

@@ -1,5 +1,5 @@
 #pragma once
-// The weights of a model in memory, one copy, in the layout that the kernels read.
+// The weights of a model in memory, one copy, in the layout that the kernels read: all of them, or a rank's part.
 
 #include <cstdint>
 #include <memory>
@@ -8,6 +8,7 @@
 #include "base/progress.h"
 #include "base/thread_pool.h"
 #include "model/checkpoint.h"
+#include "model/sharding.h"
 #include "model/weights.h"
 #include "runner/cpu/weight_rows.h"
 #include "runner/runner.h"
@@ -23,25 +24,29 @@ struct Weights {
   std::unique_ptr<WeightRows> embed;
   std::vector<LayerWeights> layers;
   std::vector<float> final_norm;
-  std::unique_ptr<WeightRows> lm_head;  // null when tied
+  std::unique_ptr<WeightRows>
+      lm_head;  // null when tied, unless a rank has only some rows of the head: these, in `embed`
+  bool tied = false;
 
   std::uint64_t bytes() const;  // in memory
 
   const WeightRows& head() const { return lm_head ? *lm_head : *embed; }
 
-  // Bytes that loading allocates: of all weights as bf16, or in a format, where a matrix that has yet to be packed
-  // counts as bf16 (it may not get smaller). Saturates instead of overflowing.
-  static std::uint64_t bytes(const model::ModelSpec& spec);
-  static std::uint64_t bytes(const model::Checkpoint& checkpoint, WeightFormat format);
+  // Bytes that loading allocates at most: of the weights as bf16, or in a format, where a matrix that has yet to be
+  // packed, or of which a part is taken, counts as bf16 (it may not get smaller). Saturates instead of overflowing.
+  static std::uint64_t bytes(const model::ModelSpec& spec, const model::Shard& shard);
+  static std::uint64_t bytes(const model::Checkpoint& checkpoint, const model::Shard& shard, WeightFormat format);
 
-  // Reads everything on all threads of `pool`; what is to be packed and is not yet is packed a matrix at a time.
-  // Throws Error(Model) or Error(Memory).
-  static Weights load(const model::Checkpoint& checkpoint, WeightFormat format, ThreadPool& pool, Progress& progress);
+  // Reads the shard on all threads of `pool`; what is to be packed and is not yet is packed a matrix at a time. Parts
+  // of packed matrices are taken as they are where no unit is cut, and packed again where one is. Throws Error(Model)
+  // or Error(Memory).
+  static Weights load(const model::Checkpoint& checkpoint, const model::Shard& shard, WeightFormat format,
+                      ThreadPool& pool, Progress& progress);
 
   // Weights that look like a trained model's (normal, deviation 0.02; norms 1), for measurements of shapes without
-  // files. The same seed gives the same weights in every format.
-  static Weights random(const model::ModelSpec& spec, WeightFormat format, std::uint64_t seed, ThreadPool& pool,
-                        Progress& progress);
+  // files. The same seed gives the same weights in every format, and shards of the same model.
+  static Weights random(const model::ModelSpec& spec, const model::Shard& shard, WeightFormat format,
+                        std::uint64_t seed, ThreadPool& pool, Progress& progress);
 };
 
 }  // namespace glyd::runner::cpu
