@@ -4,6 +4,7 @@
 #include "base/text.h"
 #include "runner/cpu/available_memory.h"
 #include "runner/cpu/cpu_runner.h"
+#include "runner/parallel/parallel_runner.h"
 #ifdef GLYD_WITH_CUDA
 #include "runner/cuda/cuda_runner.h"
 #endif
@@ -11,9 +12,16 @@
 namespace glyd::runner {
 
 std::unique_ptr<Runner> make_runner(const Options& options) {
-  if (options.device == "cpu") return std::make_unique<cpu::CpuRunner>(options);
+  if (options.tensor_parallel < 1 || options.tensor_parallel > kMaxRanks)
+    fail(Code::Usage, "-tp {}: expected 1 to {}", options.tensor_parallel, kMaxRanks);
+  if (options.device == "cpu") {
+    if (options.tensor_parallel > 1) return make_parallel_cpu_runner(options);
+    return std::make_unique<cpu::CpuRunner>(options);
+  }
   if (options.device == "cuda" || options.device.starts_with("cuda:")) {
 #ifdef GLYD_WITH_CUDA
+    if (options.tensor_parallel > 1)
+      fail(Code::Usage, "-tp {}: -tp on GPUs is not there yet; use -tp 1, or --device cpu", options.tensor_parallel);
     return make_cuda_runner(options);
 #else
     fail(Code::Usage, "--device {}: this build has no CUDA backend; use --device cpu, or build with -DGLYD_CUDA=ON",
