@@ -50,8 +50,9 @@ std::size_t attention_decode_workspace(int sequences, std::int64_t tokens, std::
 
 // Chunks of prompts: rows query_start[s] .. query_start[s + 1] of q are the last tokens of sequence s (its k and v are
 // in the cache already), causal. A row's result depends on its own sequence alone, and not on how the prompt was cut.
-// `tokens` rows in all, at most `longest` of one sequence. Row n of q makes row n of `out`, which has layout Rows. Keys
-// and values of a sequence's own later tokens must be finite: they are multiplied by zero.
+// `tokens` rows in all, at most `longest` of one sequence. Row n of q makes row n of `out`, in any layout (an image's
+// tail behind heads * head_dim is the caller's). Keys and values of a sequence's own later tokens must be finite: they
+// are multiplied by zero.
 cudaError_t attention_prefill(const std::uint16_t* q, std::int64_t q_stride, const PagedCache& cache,
                               const AttentionBatch& batch, int sequences, int tokens, int longest, int heads,
                               float scale, const Activations& out, cudaStream_t stream);

@@ -82,6 +82,13 @@ std::vector<std::uint8_t> split_counts(const Partition& p) {
   return counts;
 }
 
+std::uint32_t largest_block_bytes(KernelSet set, int shared_bytes) {
+  constexpr std::uint32_t kMost = 24 * 1024, kTable = kTableEntries * 32 * 4;
+  const auto shared = static_cast<std::uint32_t>(std::max(shared_bytes, 0));
+  if (set == KernelSet::Hopper) return kMost;
+  return shared <= kTable ? 0 : std::min(kMost, (shared - kTable) / 2 / 128 * 128);  // two buffers beside the table
+}
+
 Layout activation_layout(KernelSet set, int tokens) {
   return set == KernelSet::Hopper && tokens > 16 ? Layout::Wgmma : Layout::Mma;
 }

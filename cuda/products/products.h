@@ -57,11 +57,12 @@ Partition partition_of_height(std::int64_t rows, std::int64_t cols, int multipro
 int max_splits(const Partition& partition);
 std::vector<std::uint8_t> split_counts(const Partition& partition);  // Product::splits, with group_rows = 64
 
-// A block that no partition has room for: the matrix has to stay plain.
-inline constexpr std::uint32_t kLargestBlockBytes = 24 * 1024;
-
 // The kernels to use: those of the chip, or the ones that run everywhere (what GLYD_KERNELS=generic asks for).
 enum class KernelSet { Hopper, Generic };
+
+// The largest block of packed weights that the kernels have room for, where a thread block may have `shared_bytes` of
+// shared memory. A matrix with a larger one (thousands of exceptions side by side) has to stay plain.
+std::uint32_t largest_block_bytes(KernelSet set, int shared_bytes);
 
 // The layout and padded number of columns that multiply() wants for some tokens (1..kMaxColumns).
 Layout activation_layout(KernelSet set, int tokens);

@@ -63,6 +63,10 @@ void PackedTensor::read_packed(std::span<std::byte> out) const {
   file_->read(*tensor_, 0, out);
 }
 
+int PackedTensor::longest_word() const {
+  return PairCode::parse({reinterpret_cast<const std::uint8_t*>(code_.data()), code_.size()}, what_).bits();
+}
+
 void PackedTensor::read_packed(std::uint64_t offset, std::span<std::byte> out) const {
   file_->read(*tensor_, offset, out);
 }

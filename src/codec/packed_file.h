@@ -22,6 +22,7 @@ class PackedTensor {
   const UnitGrid& grid() const { return grid_; }
   const std::string& what() const { return what_; }  // tensor and file, for messages
   std::uint64_t bytes() const { return tensor_->end - tensor_->begin; }
+  int longest_word() const;  // of its code, in bits
 
   // The packed matrix as it is stored, for an Unpacker or a device: `out` has bytes(). Its units are not looked at.
   void read_packed(std::span<std::byte> out) const;

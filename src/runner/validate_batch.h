@@ -14,6 +14,8 @@ namespace glyd::runner {
 
 struct BatchLimits {
   std::int64_t vocab_size = 0, kv_blocks = 0, max_batch_tokens = 0, max_sequences = 0;
+  std::int64_t context = 0;  // longest sequence; 0: any
+  std::int64_t cached = 0;   // tokens of all sequences together, shared blocks counted for each; 0: any
 };
 
 // The part of validate() that looks at Batch::sampling and Batch::touched.
@@ -66,6 +68,7 @@ inline void validate(const Batch& batch, const BatchLimits& limits) {
   require(batch.query_start.front() == 0 && batch.query_start.back() == batch.tokens(),
           "query_start does not cover it");
 
+  std::int64_t cached = 0;
   for (std::size_t s = 0; s < sequences; ++s) {
     const std::int32_t begin = batch.query_start[s], end = batch.query_start[s + 1];
     require(begin >= 0 && begin < end && end <= batch.tokens(), "a sequence without tokens");
@@ -74,6 +77,8 @@ inline void validate(const Batch& batch, const BatchLimits& limits) {
     require(batch.context_lengths[s] == first + (end - begin), "a context length that is not the last position + 1");
     const std::size_t blocks = (static_cast<std::size_t>(batch.context_lengths[s]) + kBlockSize - 1) / kBlockSize;
     require(blocks <= max_blocks, "a block table shorter than its context");
+    require(limits.context == 0 || batch.context_lengths[s] <= limits.context, "a sequence longer than the context");
+    cached += batch.context_lengths[s];
     const std::int32_t* table = batch.block_tables.data() + s * max_blocks;
     for (std::size_t b = 0; b < blocks; ++b)
       require(table[b] >= 0 && table[b] < limits.kv_blocks, "a block that was not allocated");
@@ -89,6 +94,7 @@ inline void validate(const Batch& batch, const BatchLimits& limits) {
              limits.vocab_size - 1);
     }
   }
+  require(limits.cached == 0 || cached <= limits.cached, "more tokens than the KV cache holds");
   require(batch.greedy.empty() || batch.greedy.size() == batch.logits_rows.size(), "greedy needs one entry a row");
   validate_sampling(batch, limits);
   std::int32_t previous = -1;

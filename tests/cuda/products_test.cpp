@@ -243,6 +243,27 @@ TEST_CASE("infinities and NaNs among the weights come out as infinities and NaNs
   }
 }
 
+TEST_CASE("a zero has the same sign at every number of columns", "[cuda][gpu][products]") {
+  GLYD_NEEDS_GPU();
+  // Zeros of both signs times negative numbers: each sum is a zero, which mma.sync and wgmma must make alike.
+  const std::int64_t rows = 64, cols = 512;
+  std::vector<std::uint16_t> weights(static_cast<std::size_t>(rows * cols), 0);
+  for (std::size_t i = 0; i < weights.size(); ++i)
+    weights[i] = i / cols % 3 == 0 ? 0 : i / cols % 3 == 1 || i % 2 == 0 ? 0x8000 : 0;
+  test::DeviceBuffer<std::uint16_t> device(weights);
+  const cuda::PlainMatrix matrix{device.data(), rows, cols, cols};
+  const cuda::Partition p = cuda::make_partition(rows, cols, multiprocessors());
+  const std::vector<Bf16> x(static_cast<std::size_t>(cuda::kMaxColumns * cols), to_bf16(-1.5f));
+  const std::vector<float> one = product(cuda::KernelSet::Hopper, matrix, p, rows_of(x, 0, 1, cols), 1);
+  for (const int tokens : {16, 32, 64, 128}) {
+    const std::vector<float> all = product(cuda::KernelSet::Hopper, matrix, p, rows_of(x, 0, tokens, cols), tokens);
+    for (int n = 0; n < tokens; ++n) {
+      INFO("column " << n << " of " << tokens);
+      REQUIRE(same_bits({all.begin() + n * rows, all.begin() + (n + 1) * rows}, one));
+    }
+  }
+}
+
 TEST_CASE("a partition gives every step to one thread block, and counts the pieces of each row", "[cuda]") {
   std::vector<Case> shapes(std::begin(kModels), std::end(kModels));
   shapes.insert(shapes.end(), std::begin(kEdges), std::end(kEdges));

@@ -72,8 +72,10 @@ Arena::Arena(std::uint64_t capacity) {
 void* Arena::take(std::uint64_t bytes, const char* what) {
   const std::uint64_t begin = used_, end = begin + round_up(std::max<std::uint64_t>(bytes, 1), kAlignment);
   if (end < begin || end > capacity_) {
-    fail(Code::Memory, "{}: {:.2f} GB more do not fit the {:.2f} GB planned for the GPU; raise --gpu-memory", what,
-         static_cast<double>(bytes) * 1e-9, static_cast<double>(capacity_) * 1e-9);
+    fail(Code::Memory,
+         "{}: {:.2f} GB more do not fit the {:.2f} GB planned for the GPU: the weights take more packed than such "
+         "weights usually do; use --weights bf16 or a packed directory",
+         what, static_cast<double>(bytes) * 1e-9, static_cast<double>(capacity_) * 1e-9);
   }
   if (end > committed_) {
     const std::uint64_t more =

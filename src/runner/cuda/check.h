@@ -11,6 +11,7 @@ namespace glyd::runner {
 // product").
 inline void check(cudaError_t error, const char* what) {
   if (error == cudaSuccess) return;
+  cudaGetLastError();  // or a later launch would find it and take it for its own
   if (error == cudaErrorMemoryAllocation)
     fail(Code::Memory, "CUDA: {}: not enough GPU memory; close other programs on the GPU or lower --gpu-memory", what);
   if (error == cudaErrorNoKernelImageForDevice)

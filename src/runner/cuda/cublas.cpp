@@ -48,8 +48,13 @@ Cublas::Cublas(cudaStream_t stream, void* workspace, std::size_t workspace_bytes
   cublasHandle_t handle = nullptr;
   check(create(&handle), "cublasCreate");
   handle_ = handle;
-  check(set_stream(handle, stream), "cublasSetStream");
-  check(set_workspace(handle, workspace, workspace_bytes), "cublasSetWorkspace");
+  try {
+    check(set_stream(handle, stream), "cublasSetStream");
+    check(set_workspace(handle, workspace, workspace_bytes), "cublasSetWorkspace");
+  } catch (...) {
+    reinterpret_cast<decltype(cublasDestroy_v2)*>(destroy_)(handle);
+    throw;
+  }
 }
 
 // The library stays open: its own threads and device state do not survive a dlclose().

@@ -171,6 +171,7 @@ class CudaRunner : public Runner {
     if (!model_ || !model_->forward) fail(Code::Runtime, "the CUDA runner has no model: load one first");
     return *model_;
   }
+  StepResult run_passes(const Batch& batch);
   const Graph* run_decode(int tokens);
   void take_rows(const PassPlan& pass, int first, int count, const Graph* finish_logits, const Batch& batch,
                  std::vector<std::int32_t>& ids, std::vector<std::vector<float>>& logits);
@@ -194,6 +195,7 @@ void CudaRunner::load_with(const model::Config& config, const WeightSizes& sizes
   model_.reset();
   stages_.clear();
   capture_seconds_ = 0;
+  last_decode_ = 0;
   const std::uint64_t free = free_memory(index_);
   const DevicePlan plan = plan_device(config, sizes, options_, multiprocessors_, free, total_memory(index_));
   model_ = std::make_unique<Model>();
@@ -205,7 +207,10 @@ void CudaRunner::load_with(const model::Config& config, const WeightSizes& sizes
     m.kv_blocks = plan.total.kv_blocks;
     // A little more than planned: weights that were only estimated, and alignment.
     m.arena = Arena(plan.total.total() + plan.total.weights / 32 + (64 << 20));
-    m.weights = load({options_.weights, multiprocessors_, m.stream.get()});
+    int shared_bytes = 0;
+    check(cudaDeviceGetAttribute(&shared_bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin, index_), "the GPU");
+    m.weights =
+        load({options_.weights, multiprocessors_, cuda::largest_block_bytes(kernels_, shared_bytes), m.stream.get()});
     m.work = make_workspace(config, m.shape, m.arena);
     const std::uint64_t cache = plan.total.kv_cache / 2 / sizeof(std::uint16_t);
     m.keys = m.arena.take<std::uint16_t>(cache, "the KV cache");
@@ -355,9 +360,19 @@ void CudaRunner::take_rows(const PassPlan& pass, int first, int count, const Gra
 }
 
 StepResult CudaRunner::step(const Batch& batch) {
-  Model& m = model();
   check(cudaSetDevice(index_), "choosing the GPU");
-  validate(batch, {m.config.vocab_size, m.kv_blocks, options_.max_batch_tokens, options_.max_sequences});
+  try {
+    return run_passes(batch);
+  } catch (...) {
+    cudaStreamSynchronize(model().stream.get());  // what is under way reads buffers that the next step fills
+    throw;
+  }
+}
+
+StepResult CudaRunner::run_passes(const Batch& batch) {
+  Model& m = model();
+  validate(batch, {m.config.vocab_size, m.kv_blocks, options_.max_batch_tokens, options_.max_sequences, m.shape.context,
+                   m.shape.cached});
   const std::size_t rows = batch.logits_rows.size();
   std::vector<std::int32_t> ids(rows, kNoId);
   std::vector<std::vector<float>> logits(rows);
@@ -394,12 +409,15 @@ std::vector<std::pair<std::string, double>> CudaRunner::step_profile() {
   Model& m = model();
   const auto seconds_without = [&](Part part) {
     constexpr int kReplays = 8;
+    struct Left {
+      Forward& forward;
+      ~Left() { forward.leave_out(Part::None); }
+    } left{*m.forward};
     m.forward->leave_out(part);
     const Graph graph(m.stream.get(), [&] {
       m.forward->run({Pass::Decode, last_decode_, last_decode_, 1, {}}, {});
       m.forward->choose(last_decode_);
     });
-    m.forward->leave_out(Part::None);
     double least = 0;
     for (int i = 0; i < kReplays; ++i) {
       const auto start = Clock::now();

@@ -48,10 +48,12 @@ cuda::KernelSet choose_kernels(int index) {
   check(cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, index), "the GPU's architecture");
   if (const cudaError_t error = cuda::kernels_usable(); error != cudaSuccess) {
     cudaGetLastError();
-    fail(Code::Runtime,
-         "cuda:{} is {}: this build has no kernels for sm_{}{} ({}); build with -DGLYD_CUDA_ARCHITECTURES={}{} or use "
-         "--device cpu",
-         index, describe_device(index), major, minor, cudaGetErrorName(error), major, minor);
+    fail(
+        Code::Runtime,
+        "cuda:{} is {}: this build has no kernels for sm_{}{} ({}); build with -DGLYD_CUDA_ARCHITECTURES={}{}{} or use "
+        "--device cpu",
+        index, describe_device(index), major, minor, cudaGetErrorName(error), major, minor,
+        major == 9 && minor == 0 ? "a" : "");
   }
   const char* wanted = std::getenv("GLYD_KERNELS");
   if (wanted == nullptr || std::string_view(wanted).empty() || std::string_view(wanted) == "auto")

@@ -34,7 +34,13 @@ class PinnedMemory {
  public:
   PinnedMemory() = default;
   explicit PinnedMemory(std::uint64_t bytes) : bytes_(bytes) {
-    if (bytes > 0) check(cudaMallocHost(reinterpret_cast<void**>(&data_), bytes), "pinned host memory");
+    if (bytes == 0) return;
+    const cudaError_t error = cudaMallocHost(reinterpret_cast<void**>(&data_), bytes);
+    if (error == cudaErrorMemoryAllocation) {
+      cudaGetLastError();
+      fail(Code::Memory, "CUDA: the system gave no {} bytes of pinned host memory; free memory of the machine", bytes);
+    }
+    check(error, "pinned host memory");
   }
   ~PinnedMemory() { cudaFreeHost(data_); }
   PinnedMemory(PinnedMemory&& other) noexcept

@@ -98,11 +98,12 @@ cuda::Product Forward::multiply_long(const DeviceMatrix& matrix, const cuda::Act
 void Forward::run(const PassShape& pass, const std::function<void(int layer)>& after_layer) {
   const int width = static_cast<int>(config_.hidden_size);
   const std::int32_t* ids = work_.input + input_.tokens;
-  const cudaError_t error =
-      weights_.embed.packed ? cuda::embed_packed(*weights_.embed.packed, ids, pass.tokens, work_.hidden, width, stream_)
-                            : cuda::embed_plain(weights_.embed.plain.data, weights_.embed.plain.stride, ids,
-                                                pass.tokens, width, work_.hidden, width, stream_);
-  check(error, "the embedding");
+  const DeviceMatrix& embed = weights_.embed;
+  launch(Part::Embedding, "the embedding", [&] {
+    return embed.packed ? cuda::embed_packed(*embed.packed, ids, pass.tokens, work_.hidden, width, stream_)
+                        : cuda::embed_plain(embed.plain.data, embed.plain.stride, ids, pass.tokens, width, work_.hidden,
+                                            width, stream_);
+  });
   launch(Part::Embedding, "the table of rotations", [&] {
     return cuda::rope_table(work_.input + input_.positions, work_.frequencies, config_.rope.attention_factor,
                             pass.tokens, config_.rope.dim / 2, work_.rope, stream_);

@@ -65,10 +65,16 @@ DevicePlan plan_device(const model::Config& c, const WeightSizes& weights, const
                             : static_cast<std::int64_t>(std::min<std::uint64_t>(
                                   size(options.max_sequences) * size(one_sequence), size(kMaxTokens / kBlockSize)));
   const std::int64_t needed = options.kv_blocks > 0 ? options.kv_blocks : one_sequence;
+  // What the user can do about a limit that is the GPU's own, or another program's, is not to raise the option.
+  const bool limited = total.available == limit;
+  const bool can_pack = !weights.any_packed && options.gemm != Gemm::Cublas;
+  const std::string more =
+      fmt::format("{}{}", limited ? "raise --gpu-memory" : "close other programs on the GPU, or take a larger one",
+                  can_pack ? ", or use --weights packed, which takes a third less" : "");
+  // Loading needs memory that steps do not, and that they take over.
+  const std::uint64_t loading = total.weights + weights.load_scratch + kContextBytes;
   const auto fits = [&](std::int64_t blocks) {
-    const std::uint64_t steps = total.weights + workspace(blocks) + size(blocks) * block_bytes(c);
-    // Loading needs memory that steps do not, and that they take over.
-    return std::max(steps, total.weights + weights.load_scratch + kContextBytes) <= total.available;
+    return total.weights + workspace(blocks) + size(blocks) * block_bytes(c) <= total.available;
   };
   const auto most = [&](std::int64_t low, std::int64_t high) {  // fits(low), or low is 0
     while (low < high) {
@@ -85,12 +91,17 @@ DevicePlan plan_device(const model::Config& c, const WeightSizes& weights, const
         "not enough GPU memory: weights {}, KV cache {} ({} tokens), workspace {}: {} in all, but {} are available",
         gigabytes(total.weights), gigabytes(cache), needed * kBlockSize, gigabytes(work),
         gigabytes(total.weights + cache + work), gigabytes(total.available));
-    if (fitting == 0) {
-      fail(Code::Memory, "{}; no context fits{}", numbers,
-           weights.any_packed ? ": take a smaller model, a larger GPU or a higher --gpu-memory"
-                              : ": --weights packed takes a third less, or raise --gpu-memory");
+    if (fitting == 0 || options.kv_blocks > 0) {
+      fail(Code::Memory, "{}; {}{}", numbers, fitting == 0 ? "no context fits: " : "", more);
     }
     fail(Code::Memory, "{}; a context of {} tokens would fit (-c {})", numbers, fitting, fitting);
+  }
+  if (loading > total.available) {
+    fail(Code::Memory,
+         "not enough GPU memory to load: weights {}, {} to read and pack a matrix in, {} for CUDA: {} in all, but {} "
+         "are available; {}",
+         gigabytes(total.weights), gigabytes(weights.load_scratch), gigabytes(kContextBytes), gigabytes(loading),
+         gigabytes(total.available), more);
   }
   total.kv_blocks = fits(wanted) ? wanted : most(needed, wanted);
   total.workspace = workspace(total.kv_blocks);

@@ -43,6 +43,9 @@ class Packer {
   // Writes the prepared matrix to `memory`: the bytes that prepare told, aligned to 256. Does not wait for the stream.
   cuda::ResidentMatrix finish(void* memory, cudaStream_t stream);
 
+  // Bytes of the prepared matrix's largest block.
+  std::uint32_t max_block_bytes() const { return max_block_bytes_; }
+
   // The code section of the prepared matrix, as a file has it.
   const std::vector<std::uint8_t>& code_bytes() const { return code_bytes_; }
 

@@ -5,6 +5,7 @@
 #include <functional>
 #include <string>
 
+#include "base/log.h"
 #include "codec/packed_file.h"
 #include "cuda/packing/packing.h"
 #include "runner/cuda/check.h"
@@ -96,7 +97,7 @@ class Loader {
   DeviceWeights load(const model::ModelSpec& spec) {
     const std::uint64_t before = arena_.used();
     DeviceWeights w;
-    w.embed = matrix(spec.embed);
+    w.embed = matrix(spec.embed, spec.lm_head.members.empty());
     for (const model::LayerSpec& l : spec.layers) {
       DeviceLayer layer;
       layer.input_norm = vector(l.input_norm);
@@ -122,12 +123,13 @@ class Loader {
   double pack_seconds = 0;
 
  private:
-  DeviceMatrix matrix(const model::MatrixSpec& spec) {
+  // `multiplied`: by the product kernels. (An embedding that is not the head is only looked up.)
+  DeviceMatrix matrix(const model::MatrixSpec& spec, bool multiplied = true) {
     DeviceMatrix m;
     m.rows = static_cast<std::int64_t>(spec.rows);
     m.cols = static_cast<std::int64_t>(spec.cols);
     const std::uint64_t before = arena_.used();
-    if (settings_.format != WeightFormat::Bf16) make_packed(spec, m);
+    if (settings_.format != WeightFormat::Bf16) make_packed(spec, multiplied, m);
     if (!m.packed) make_plain(spec, m);
     m.partition = cuda::make_partition(m.rows, m.cols, settings_.multiprocessors);
     const std::vector<std::uint8_t> splits = cuda::split_counts(m.partition);
@@ -151,7 +153,7 @@ class Loader {
   }
 
   // Leaves m.packed empty for a matrix that is to be plain.
-  void make_packed(const model::MatrixSpec& spec, DeviceMatrix& m) {
+  void make_packed(const model::MatrixSpec& spec, bool multiplied, DeviceMatrix& m) {
     const std::uint64_t stored = source_.packed_bytes(spec);
     if (stored == 0 && settings_.format != WeightFormat::Packed) return;
     auto* scratch = static_cast<std::uint8_t*>(scratch_.get());
@@ -172,19 +174,16 @@ class Loader {
                       [&] { prepared = packer.prepare_from_bf16(rows, m.rows, m.cols, stride, settings_.stream); });
     }
     if (!prepared) return;
+    if (multiplied && packer.max_block_bytes() > settings_.largest_block) {
+      log::debug("{} stays plain: a block of it takes {} bytes packed", spec.name, packer.max_block_bytes());
+      return;
+    }
     void* memory = arena_.take(prepared->total, spec.name.c_str());
     Uploader::timed(pack_seconds, [&] {
       const cuda::ResidentMatrix resident = packer.finish(memory, settings_.stream);
       check(cudaStreamSynchronize(settings_.stream), "packing weights");
       m.packed = resident;
     });
-    if (m.packed->max_block_bytes > cuda::kLargestBlockBytes) {
-      fail(
-          Code::Model,
-          "{}: a block of its packed weights takes {} bytes, and the kernels have room for {}: such weights are better "
-          "left plain; use --weights bf16",
-          spec.name, m.packed->max_block_bytes, cuda::kLargestBlockBytes);
-    }
   }
 
   const std::uint16_t* vector(const model::VectorSpec& spec) {
@@ -237,8 +236,18 @@ WeightSizes weight_sizes(const model::ModelSpec& spec, const model::Checkpoint* 
     sizes.any_packed = true;
     sizes.weights += kSplitCounts + (stored != nullptr ? resident_bytes_upper_bound(rows, cols, stored->bytes())
                                                        : resident_bytes_estimate(rows, cols));
-    const std::uint64_t source = std::max(plain_bytes(*m), stored == nullptr ? 0 : round_up(stored->bytes(), 256));
+    // Packed with longer words than the kernels take, it is unpacked and packed again.
+    const bool as_stored = stored != nullptr && stored->longest_word() <= codec::kCodeBits;
+    const std::uint64_t source = as_stored ? round_up(stored->bytes(), 256) : plain_bytes(*m);
     sizes.load_scratch = std::max(sizes.load_scratch, source + Packer::scratch_bytes(rows, cols));
+  }
+  if (checkpoint == nullptr) {  // random rows whose length is no multiple of 32 are made apart first
+    std::uint64_t apart = 0;
+    for (const auto* m : model::all_matrices(spec)) {
+      if (plain_stride(m->cols) != static_cast<std::int64_t>(m->cols))
+        apart = std::max(apart, round_up(m->rows * m->cols * sizeof(Bf16), 256));
+    }
+    sizes.load_scratch += apart;
   }
   for (const auto* v : model::all_vectors(spec)) sizes.weights += round_up(v->size * sizeof(Bf16), 256);
   // Trained weights of models that were never packed vary around the estimate.

@@ -25,7 +25,7 @@ std::int64_t head_columns(const WorkspaceShape& s) {
 // Calls visit(pointer, bytes, name) for every part: the one list that sizes and allocation share.
 template <class Visit>
 void visit_parts(const model::Config& c, const WorkspaceShape& s, Workspace& w, const Visit& visit) {
-  const std::uint64_t tokens = size(s.tokens), results = size(std::max(s.sequences, head_columns(s)));
+  const std::uint64_t tokens = size(s.tokens), results = size(head_columns(s));
   const std::uint64_t q = size(c.heads) * size(c.head_dim), half = size(c.rope.dim) / 2;
   const std::uint64_t rows = std::max(tokens, size(s.columns));
   visit(w.hidden, rows * size(c.hidden_size) * 2, "the residual stream");
@@ -66,7 +66,8 @@ bool can_sample(const model::Config& c) {
 InputLayout::InputLayout(const WorkspaceShape& s) {
   table_stride = round_up(s.context, kBlockSize) / kBlockSize;
   const std::int64_t most_tokens = std::max<std::int64_t>(s.tokens, s.columns);
-  const std::int64_t sequences = std::max<std::int64_t>(s.sequences, s.columns);
+  // Of a pass: its columns, or chunks that are longer.
+  const std::int64_t sequences = std::max<std::int64_t>(s.columns, s.tokens / (s.columns + 1));
   std::int64_t at = 0;
   const auto take = [&](std::int64_t count) {
     const std::int64_t begin = at;
