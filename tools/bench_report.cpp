@@ -129,6 +129,7 @@ OrderedJson options_json(const BenchRecord& record) {
           {"seed", o.seed},
           {"prompt_chunk", record.chunk},
           {"by_turns", record.by_turns},
+          {"tensor_parallel", o.device.tensor_parallel},
           {"gpu_memory_bytes", or_null(o.device.memory_limit)},
           {"gpu_memory_share", or_null(o.device.memory_share)},
           {"enforce_eager", o.device.eager},

@@ -41,6 +41,7 @@ runner::Options DeviceOptions::runner_options() const {
   runner::Options o;
   o.device = device;
   o.threads = threads;
+  o.tensor_parallel = tensor_parallel;
   o.activations = activations;
   o.memory_limit = memory_limit;
   o.memory_share = memory_share;
@@ -59,16 +60,13 @@ void DeviceArguments::declare(CommandLine& line) {
   line.flag("--enforce-eager", eager_, "start every kernel of a GPU's step on its own: no CUDA graphs");
   line.flag("--batch-invariant", batch_invariant_,
             "on a GPU: a prompt's results too depend on nothing else in its step, at some cost in speed");
-  line.text("-tp,--tensor-parallel-size", "N", tensor_parallel_, "GPUs to split the model over");
+  line.count("-tp,--tensor-parallel-size", "N", 1, runner::kMaxRanks, tensor_parallel_,
+             "ranks to split the model over, each on threads of its own; on the CPU alone so far");
 }
 
 DeviceOptions DeviceArguments::resolve(bool runs) const {
   DeviceOptions o;
   if (device_) check_device_name(*device_);
-  if (tensor_parallel_ && *tensor_parallel_ != "1") {
-    fail(Code::Usage, "-tp: {} is not supported; this build runs a model on one device (-tp 1)",
-         quote(*tensor_parallel_));
-  }
   if (gpu_memory_) take_gpu_memory(*gpu_memory_, o);
   o.device_named = device_.has_value();
   o.device = device_ ? *device_ : runs ? runner::default_device() : "cpu";
@@ -77,6 +75,7 @@ DeviceOptions DeviceArguments::resolve(bool runs) const {
          o.device_named ? "--device is cpu" : "this build or machine has none; --list-devices shows what there is");
   }
   o.threads = static_cast<int>(threads_.value_or(0));
+  o.tensor_parallel = static_cast<int>(tensor_parallel_.value_or(1));
   o.activations = activations_ == "bf16" ? runner::Activations::Bf16 : runner::Activations::Fp32;
   o.eager = eager_;
   o.batch_invariant = batch_invariant_;
