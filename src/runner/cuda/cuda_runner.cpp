@@ -9,10 +9,12 @@
 #include "base/text.h"
 #include "base/thread_pool.h"
 #include "runner/cuda/check.h"
+#include "runner/cuda/decode_graphs.h"
 #include "runner/cuda/device.h"
 #include "runner/cuda/device_memory.h"
 #include "runner/cuda/forward.h"
 #include "runner/cuda/memory_plan.h"
+#include "runner/cuda/profile.h"
 #include "runner/cuda/step_input.h"
 #include "runner/cuda/weights.h"
 #include "runner/validate_batch.h"
@@ -23,50 +25,6 @@ namespace {
 using Clock = std::chrono::steady_clock;
 
 double seconds_since(Clock::time_point start) { return std::chrono::duration<double>(Clock::now() - start).count(); }
-
-// Numbers of tokens that decode passes are captured for; a batch runs in the next larger one.
-int graph_size(int tokens) {
-  int step = 1;
-  for (int n = 8; n < tokens; n *= 2) step *= 2;  // up to 8: every number; 16: even ones; 32: multiples of 4; ...
-  return (tokens + step - 1) / step * step;
-}
-
-class Graph {
- public:
-  // Captures what `launch` puts into the stream.
-  template <class Launch>
-  Graph(cudaStream_t stream, const Launch& launch) {
-    check(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal), "capturing a step");
-    try {
-      launch();
-    } catch (...) {
-      cudaGraph_t broken = nullptr;
-      cudaStreamEndCapture(stream, &broken);
-      cudaGraphDestroy(broken);
-      throw;
-    }
-    cudaGraph_t graph = nullptr;
-    check(cudaStreamEndCapture(stream, &graph), "capturing a step");
-    const cudaError_t error = cudaGraphInstantiate(&graph_, graph, 0);
-    cudaGraphDestroy(graph);
-    check(error, "capturing a step");
-  }
-  ~Graph() { cudaGraphExecDestroy(graph_); }
-  Graph(const Graph&) = delete;
-  Graph& operator=(const Graph&) = delete;
-  void launch(cudaStream_t stream) const { check(cudaGraphLaunch(graph_, stream), "a step"); }
-
- private:
-  cudaGraphExec_t graph_ = nullptr;
-};
-
-// A decode pass of one size. How its logits lie depends on the size, so what finishes them is captured with it.
-struct DecodeGraphs {
-  template <class Launch, class Finish>
-  DecodeGraphs(cudaStream_t stream, const Launch& launch, const Finish& finish)
-      : pass(stream, launch), finish_logits(stream, finish) {}
-  Graph pass, finish_logits;
-};
 
 class CudaRunner : public Runner {
  public:
@@ -402,40 +360,10 @@ StepResult CudaRunner::run_passes(const Batch& batch) {
   return result;
 }
 
-// The last decode pass again, whole and without each kind of kernel. The keys and values of the last tokens are garbage
-// afterwards: no sequence may be under way.
+// The keys and values of the last tokens are garbage afterwards: no sequence may be under way.
 std::vector<std::pair<std::string, double>> CudaRunner::step_profile() {
   if (last_decode_ == 0 || !model_) return {};
-  Model& m = model();
-  const auto seconds_without = [&](Part part) {
-    constexpr int kReplays = 8;
-    struct Left {
-      Forward& forward;
-      ~Left() { forward.leave_out(Part::None); }
-    } left{*m.forward};
-    m.forward->leave_out(part);
-    const Graph graph(m.stream.get(), [&] {
-      m.forward->run({Pass::Decode, last_decode_, last_decode_, 1, {}}, {});
-      m.forward->choose(last_decode_);
-    });
-    double least = 0;
-    for (int i = 0; i < kReplays; ++i) {
-      const auto start = Clock::now();
-      graph.launch(m.stream.get());
-      check(cudaStreamSynchronize(m.stream.get()), "a step");
-      const double seconds = seconds_since(start);
-      if (i == 0 || seconds < least) least = seconds;
-    }
-    return least;
-  };
-  const double whole = seconds_without(Part::None);
-  std::vector<std::pair<std::string, double>> profile{{"step", whole}};
-  constexpr std::pair<const char*, Part> kParts[] = {{"products", Part::Products},    {"head product", Part::Head},
-                                                     {"norms and sums", Part::Norms}, {"heads", Part::Heads},
-                                                     {"attention", Part::Attention},  {"activation", Part::Activation},
-                                                     {"embedding", Part::Embedding},  {"choice", Part::Choice}};
-  for (const auto& [name, part] : kParts) profile.emplace_back(name, whole - seconds_without(part));
-  return profile;
+  return profile_decode(*model().forward, last_decode_, model().stream.get());
 }
 
 double CudaRunner::read_bandwidth() {
