@@ -206,7 +206,16 @@ const codec::PackedTensor* Checkpoint::packed(const MatrixSpec& matrix) const {
 
 void Checkpoint::read_rows(const MatrixSpec& matrix, std::uint64_t first_row, std::uint64_t rows,
                            std::span<Bf16> out) const {
-  if (first_row > matrix.rows || rows > matrix.rows - first_row || out.size() != rows * matrix.cols) {
+  read_columns(matrix, first_row, rows, {0, matrix.cols}, out);
+}
+
+void Checkpoint::read_columns(const MatrixSpec& matrix, std::uint64_t first_row, std::uint64_t rows, Range cols,
+                              std::span<Bf16> out) const {
+  if (cols.begin > cols.end || cols.end > matrix.cols) {
+    fail(Code::Runtime, "{}: columns [{}, {}) asked for, it is {} x {}", matrix.name, cols.begin, cols.end, matrix.rows,
+         matrix.cols);
+  }
+  if (first_row > matrix.rows || rows > matrix.rows - first_row || out.size() != rows * cols.size()) {
     fail(Code::Runtime, "{}: rows [{}, +{}) into {} values asked for, it is {} x {}", matrix.name, first_row, rows,
          out.size(), matrix.rows, matrix.cols);
   }
@@ -214,8 +223,8 @@ void Checkpoint::read_rows(const MatrixSpec& matrix, std::uint64_t first_row, st
   for (const Member& member : matrix.members) {
     const std::uint64_t from = std::max(first_row, begin), to = std::min(first_row + rows, begin + member.rows);
     if (from < to) {
-      const auto part = out.subspan((from - first_row) * matrix.cols, (to - from) * matrix.cols);
-      read_elements(member.tensor, (from - begin) * matrix.cols, part);
+      const auto part = out.subspan((from - first_row) * cols.size(), (to - from) * cols.size());
+      read_block(member.tensor, {from - begin, to - begin}, matrix.cols, cols, part);
     }
     begin += member.rows;
   }
@@ -230,6 +239,21 @@ void Checkpoint::read_vector(const VectorSpec& vector, std::span<Bf16> out) cons
     read_elements(member.tensor, 0, out.subspan(begin, member.rows));
     begin += member.rows;
   }
+}
+
+// Some columns of a tensor's rows, which are `stride` elements long.
+void Checkpoint::read_block(const std::string& tensor, Range rows, std::uint64_t stride, Range cols,
+                            std::span<Bf16> out) const {
+  if (cols.size() == stride) return read_elements(tensor, rows.begin * stride, out);
+  if (!places_.at(tensor).packed) {
+    for (std::uint64_t r = 0; r < rows.size(); ++r)
+      read_elements(tensor, (rows.begin + r) * stride + cols.begin, out.subspan(r * cols.size(), cols.size()));
+    return;
+  }
+  std::vector<Bf16> whole(rows.size() * stride);
+  read_elements(tensor, rows.begin * stride, whole);
+  for (std::uint64_t r = 0; r < rows.size(); ++r)
+    std::copy_n(whole.data() + r * stride + cols.begin, cols.size(), out.data() + r * cols.size());
 }
 
 // Elements [first, first + out.size()) of a tensor, rounded to bf16 where the file stores them otherwise.

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "base/bf16.h"
+#include "base/range.h"
 #include "io/safetensors.h"
 #include "model/config.h"
 #include "model/weight_files.h"
@@ -37,6 +38,9 @@ class Checkpoint {
   // Reads one matrix, or part of it, as bf16 (F16 and F32 are rounded to nearest-even; BF16 keeps every bit pattern):
   // `out` receives rows [first_row, first_row + rows) of the spec's matrix, row-major. Safe from several threads.
   void read_rows(const MatrixSpec& matrix, std::uint64_t first_row, std::uint64_t rows, std::span<Bf16> out) const;
+  // Of these rows the columns `cols` alone: [rows][cols.size()]. Nothing else is read of a plain matrix.
+  void read_columns(const MatrixSpec& matrix, std::uint64_t first_row, std::uint64_t rows, Range cols,
+                    std::span<Bf16> out) const;
   void read_vector(const VectorSpec& vector, std::span<Bf16> out) const;
 
   // A packed directory (glyd.json beside the weights) looks the same: read_rows() decodes. What it is made of:
@@ -50,6 +54,7 @@ class Checkpoint {
   explicit Checkpoint(WeightFiles weights) : weights_(std::move(weights)) {}
   void place_tensors(const std::string& prefix);
   void check_redundant_head(const std::string& head) const;
+  void read_block(const std::string& tensor, Range rows, std::uint64_t stride, Range cols, std::span<Bf16> out) const;
   void read_elements(const std::string& tensor, std::uint64_t first, std::span<Bf16> out) const;
 
   std::filesystem::path dir_;

@@ -135,6 +135,14 @@ TEST_CASE("a model is opened and its matrices read, members one after another", 
     c.read_rows(qkv, static_cast<std::uint64_t>(first), static_cast<std::uint64_t>(rows), part);
     CHECK(part == std::vector<Bf16>(all.begin() + first * 16, all.begin() + (first + rows) * 16));
   }
+  // And some columns of them.
+  for (const Range cols : {Range{0, 16}, Range{0, 1}, Range{15, 16}, Range{3, 11}, Range{8, 8}}) {
+    std::vector<Bf16> part(17 * cols.size()), want;
+    c.read_columns(qkv, 14, 17, cols, part);
+    for (std::uint64_t r = 14; r < 31; ++r)
+      for (std::uint64_t col = cols.begin; col < cols.end; ++col) want.push_back(all[r * 16 + col]);
+    CHECK(part == want);
+  }
   std::vector<Bf16> bias(32);
   c.read_vector(c.spec().layers[0].qkv_bias, bias);
   CHECK(std::vector<Bf16>(bias.begin() + 16, bias.begin() + 24) ==
@@ -142,6 +150,9 @@ TEST_CASE("a model is opened and its matrices read, members one after another", 
   std::vector<Bf16> wrong(15);
   CHECK_THROWS_AS(c.read_rows(qkv, 0, 1, wrong), Error);
   CHECK_THROWS_AS(c.read_rows(qkv, 32, 1, std::span(bias).first(16)), Error);
+  CHECK_THROWS_AS(c.read_columns(qkv, 0, 1, {0, 16}, wrong), Error);
+  CHECK_THROWS_AS(c.read_columns(qkv, 0, 1, {2, 17}, wrong), Error);
+  CHECK_THROWS_AS(c.read_columns(qkv, 0, 1, {3, 2}, wrong), Error);
   CHECK_THROWS_AS(c.read_vector(c.spec().final_norm, wrong), Error);
   CHECK(c.parameters() == 2 * 32 * 16 + 16 + 2 * (16 * 2 + 32 * 16 + 32 + 16 * 16 + 3 * 24 * 16));
   CHECK(c.weight_bytes() == 2 * c.parameters());
@@ -186,6 +197,12 @@ TEST_CASE("F32 and F16 become bf16 by rounding to nearest-even; bf16 keeps every
   write_model(dir.path(), config, tensors);
   const Checkpoint c = Checkpoint::open(dir.path());
   const std::vector<Bf16> qkv = rows_of(c, c.spec().layers[0].qkv);
+  std::vector<Bf16> columns(32 * 5), same_columns;  // rows of all three types
+  c.read_columns(c.spec().layers[0].qkv, 0, 32, {2, 7}, columns);
+  for (std::size_t r = 0; r < 32; ++r)
+    same_columns.insert(same_columns.end(), qkv.begin() + static_cast<std::ptrdiff_t>(r * 16 + 2),
+                        qkv.begin() + static_cast<std::ptrdiff_t>(r * 16 + 7));
+  CHECK(columns == same_columns);
   std::vector<Bf16> final_norm(16);
   c.read_vector(c.spec().final_norm, final_norm);
   for (std::size_t i = 0; i < 8; ++i) {

@@ -152,6 +152,12 @@ void check_same_weights(const Checkpoint& a, const Checkpoint& b) {
     std::vector<Bf16> part(count * m.cols);
     b.read_rows(*matrices_b[i], first, count, part);
     CHECK(std::equal(part.begin(), part.end(), left.begin() + static_cast<std::ptrdiff_t>(first * m.cols)));
+    const Range cols{m.cols / 4, m.cols / 2 + 1};
+    std::vector<Bf16> block(count * cols.size()), want;
+    b.read_columns(*matrices_b[i], first, count, cols, block);
+    for (std::uint64_t r = 0; r < count; ++r)
+      for (std::uint64_t c = cols.begin; c < cols.end; ++c) want.push_back(part[r * m.cols + c]);
+    CHECK(block == want);
   }
   for (const model::VectorSpec* v : model::all_vectors(a.spec())) {
     INFO(v->name);

@@ -18,9 +18,9 @@ constexpr std::uint64_t kChunkBytes = 4 << 20;  // filled by one thread at a tim
 
 using model::MatrixPart;
 
-// Fills rows [first, first + count) of a matrix, given as memory without padding.
-using FillRows =
-    std::function<void(const model::MatrixSpec&, std::uint64_t first, std::uint64_t count, std::span<Bf16>)>;
+// Fills rows [first, first + count) of a matrix, of them the columns `cols`, given as memory without padding.
+using FillRows = std::function<void(const model::MatrixSpec&, std::uint64_t first, std::uint64_t count, Range cols,
+                                    std::span<Bf16>)>;
 using FillVector = std::function<void(const model::VectorSpec&, std::span<Bf16>)>;
 // The part of a matrix that is to stay packed, or null for one that is to be plain.
 using MakePacked = std::function<std::unique_ptr<WeightRows>(const model::MatrixSpec&, const MatrixPart&)>;
@@ -42,16 +42,8 @@ void fill_part(const FillRows& rows, const model::MatrixSpec& spec, const Matrix
   for (const Range& range : part.rows) {
     const std::uint64_t from = std::max(first, at), to = std::min(first + count, at + range.size());
     if (from < to) {
-      const std::uint64_t row = range.begin + (from - at);
-      const std::span<Bf16> wanted = out.subspan((from - first) * cols, (to - from) * cols);
-      if (cols == spec.cols) {
-        rows(spec, row, to - from, wanted);
-      } else {
-        std::vector<Bf16> all_cols((to - from) * spec.cols);
-        rows(spec, row, to - from, all_cols);
-        for (std::uint64_t r = 0; r < to - from; ++r)
-          std::copy_n(all_cols.data() + r * spec.cols + part.cols.begin, cols, wanted.data() + r * cols);
-      }
+      rows(spec, range.begin + (from - at), to - from, part.cols,
+           out.subspan((from - first) * cols, (to - from) * cols));
     }
     at += range.size();
   }
@@ -209,9 +201,8 @@ Weights Weights::load(const model::Checkpoint& checkpoint, const model::Shard& s
                       ThreadPool& pool, Progress& progress) {
   const bool pack_rest = format == WeightFormat::Packed;
   progress.begin(pack_rest && !checkpoint.manifest() ? "packing" : "loading", file_bytes(checkpoint.spec(), shard));
-  const FillRows rows = [&](const model::MatrixSpec& m, std::uint64_t first, std::uint64_t count, std::span<Bf16> out) {
-    checkpoint.read_rows(m, first, count, out);
-  };
+  const FillRows rows = [&](const model::MatrixSpec& m, std::uint64_t first, std::uint64_t count, Range cols,
+                            std::span<Bf16> out) { checkpoint.read_columns(m, first, count, cols, out); };
   const auto make_packed = [&](const model::MatrixSpec& spec, const MatrixPart& part) -> std::unique_ptr<WeightRows> {
     const codec::PackedTensor* stored = checkpoint.packed(spec);
     if (!stored) return pack_rest ? pack_rows(rows, spec, part, pool, progress) : nullptr;
@@ -242,9 +233,12 @@ Weights Weights::random(const model::ModelSpec& spec, const model::Shard& shard,
   for (Bf16& v : values) v = to_bf16(normal(engine));
 
   progress.begin("making random weights", file_bytes(spec, shard));
-  const FillRows rows = [&](const model::MatrixSpec& m, std::uint64_t first, std::uint64_t, std::span<Bf16> out) {
-    const std::uint64_t base = mixed(seed + std::hash<std::string>{}(m.name)) + first * m.cols;
-    for (std::size_t i = 0; i < out.size(); ++i) out[i] = values[mixed(base + i) >> 48];
+  const FillRows rows = [&](const model::MatrixSpec& m, std::uint64_t first, std::uint64_t count, Range cols,
+                            std::span<Bf16> out) {
+    const std::uint64_t base = mixed(seed + std::hash<std::string>{}(m.name));
+    for (std::uint64_t r = 0; r < count; ++r)
+      for (std::uint64_t c = 0; c < cols.size(); ++c)
+        out[r * cols.size() + c] = values[mixed(base + (first + r) * m.cols + cols.begin + c) >> 48];
   };
   const FillVector vector = [](const model::VectorSpec& v, std::span<Bf16> out) {
     const bool norm = v.name.find("norm") != std::string::npos;

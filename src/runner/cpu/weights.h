@@ -24,8 +24,8 @@ struct Weights {
   std::unique_ptr<WeightRows> embed;
   std::vector<LayerWeights> layers;
   std::vector<float> final_norm;
-  std::unique_ptr<WeightRows>
-      lm_head;  // null when tied, unless a rank has only some rows of the head: these, in `embed`
+  // Null when tied; a rank's rows of a tied head are a part of `embed`, seen through this.
+  std::unique_ptr<WeightRows> lm_head;
   bool tied = false;
 
   std::uint64_t bytes() const;  // in memory
