@@ -96,7 +96,9 @@ class Runner {
   virtual void load_random(const model::Config& config, std::uint64_t seed, Progress& progress) = 0;
 
   // Runs the batch: writes k and v of its tokens into their slots, returns the logits asked for. A sequence's results
-  // depend on its own tokens alone: not on its neighbours, its place, or how its prompt was cut into chunks.
+  // depend on its own tokens alone: not on its neighbours, its place, or how its prompt was cut into chunks. The one
+  // exception is a step of more than 128 tokens on a GPU without `batch_invariant`: cuBLAS multiplies there, and may
+  // add up in another order where the number of rows differs.
   virtual StepResult step(const Batch& batch) = 0;
 
   // Whether rows of Batch::sampling get ids. After load().
@@ -106,7 +108,7 @@ class Runner {
   // the head once (which is the embedding when tied). After load().
   virtual std::uint64_t bytes_per_step() const = 0;
 
-  virtual std::uint64_t weight_bytes() const = 0;  // that load() allocated: at most what plan() said
+  virtual std::uint64_t weight_bytes() const = 0;  // that load() allocated; plan() estimates those packed at load
   virtual std::int64_t kv_blocks() const = 0;      // allocated by load()
   virtual std::string device_name() const = 0;     // for people: "CPU, 8 threads"
 

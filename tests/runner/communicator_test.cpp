@@ -61,7 +61,7 @@ TEST_CASE("ranks are added in their order, and all have the same bits", "[runner
           c.all_reduce_sum(mine);
         }
       })));
-      for (const auto& v : values) CHECK(std::memcmp(v.data(), want.data(), n * sizeof(float)) == 0);
+      for (const auto& v : values) CHECK((n == 0 || std::memcmp(v.data(), want.data(), n * sizeof(float)) == 0));
     }
   }
 }
