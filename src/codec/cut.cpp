@@ -5,15 +5,6 @@
 namespace glyd::codec {
 namespace {
 
-bool on_unit_borders(const UnitGrid& grid, std::span<const Range> rows, Range cols) {
-  for (const Range& range : rows) {
-    const bool ends_whole = range.end % kTileRows == 0 || (range.end == grid.rows && &range == &rows.back());
-    if (range.begin >= range.end || range.end > grid.rows || range.begin % kTileRows != 0 || !ends_whole) return false;
-  }
-  return !rows.empty() && cols.begin < cols.end && cols.end <= grid.cols && cols.begin % kBlockCols == 0 &&
-         (cols.end % kBlockCols == 0 || cols.end == grid.cols);
-}
-
 // What the part has of a row tile, where it lies in the whole matrix.
 struct TilePart {
   const std::uint8_t* sign_mantissa;
@@ -22,9 +13,18 @@ struct TilePart {
 
 }  // namespace
 
+bool keeps_units(const UnitGrid& grid, std::span<const Range> rows, Range cols) {
+  for (const Range& range : rows) {
+    const bool ends_whole = range.end % kTileRows == 0 || (range.end == grid.rows && &range == &rows.back());
+    if (range.begin >= range.end || range.end > grid.rows || range.begin % kTileRows != 0 || !ends_whole) return false;
+  }
+  return !rows.empty() && cols.begin < cols.end && cols.end <= grid.cols && cols.begin % kBlockCols == 0 &&
+         (cols.end % kBlockCols == 0 || cols.end == grid.cols);
+}
+
 std::optional<std::vector<std::byte>> cut_units(const Unpacker& matrix, std::span<const Range> rows, Range cols) {
   const PackedMatrix& from = matrix.matrix();
-  if (!on_unit_borders(from.grid, rows, cols)) return std::nullopt;
+  if (!keeps_units(from.grid, rows, cols)) return std::nullopt;
   const Range blocks{cols.begin / kBlockCols, (cols.end + kBlockCols - 1) / kBlockCols};
 
   std::vector<TilePart> tiles;

@@ -5,20 +5,14 @@
 
 #include "base/error.h"
 #include "base/text.h"
+#include "codec/packed_part.h"
 #include "codec/unpack.h"
 
 namespace glyd::codec {
 namespace {
 
 constexpr std::uint64_t kPieceWeights = 1 << 20;  // decoded at a time, about
-
-// The header's numbers are used to find the sections, so none may make their sum overflow.
-bool is_plausible(const PackedHeader& h, std::uint64_t bytes) {
-  const UnitGrid grid{h.rows, h.cols};
-  return h.rows > 0 && h.cols > 0 && h.rows <= bytes && h.cols <= bytes && h.stream_bytes <= bytes &&
-         grid.groups() <= bytes / kGroupBytes / grid.row_tiles() &&
-         section_offsets(grid, h.code_bytes, h.stream_bytes).end == bytes;
-}
+constexpr std::uint64_t kWindowBytes = 1 << 20;   // of the streams, looked through at a time
 
 }  // namespace
 
@@ -32,14 +26,7 @@ PackedTensor::PackedTensor(const io::Safetensors& file, const io::Tensor& tensor
   }
   std::vector<std::byte> start(std::min<std::uint64_t>(sizeof(PackedHeader), bytes()));
   file.read(tensor, 0, start);
-  if (start.size() == sizeof(header_)) std::memcpy(&header_, start.data(), sizeof(header_));
-  if (std::memcmp(header_.magic, kMagic, sizeof(header_.magic)) != 0 || header_.version != kVersion) {
-    Unpacker(start, what_);  // throws and says what it is instead
-  }
-  if (!is_plausible(header_, bytes())) {
-    fail(Code::Model, "{}: the header of the packed matrix ({} x {}) disagrees with its {} bytes; the file is damaged",
-         what_, header_.rows, header_.cols, bytes());
-  }
+  header_ = read_header(start, bytes(), what_);
   grid_ = {header_.rows, header_.cols};
   at_ = section_offsets(grid_, header_.code_bytes, header_.stream_bytes);
   code_.resize(header_.code_bytes);
@@ -71,50 +58,81 @@ void PackedTensor::read_packed(std::uint64_t offset, std::span<std::byte> out) c
   file_->read(*tensor_, offset, out);
 }
 
-// Row tiles [first, first + count) as a packed matrix of their own: the format lets any run of tiles be one.
-std::vector<std::byte> PackedTensor::read_tiles(std::uint64_t first, std::uint64_t count) const {
-  PackedHeader header = header_;
-  header.rows = std::min(grid_.rows - first * kTileRows, count * kTileRows);
-  header.stream_bytes = tile_offsets_[first + count] - tile_offsets_[first];
-  const UnitGrid grid{header.rows, header.cols};
-  const SectionOffsets at = section_offsets(grid, header.code_bytes, header.stream_bytes);
-  std::vector<std::byte> packed(at.end);
-  const std::span<std::byte> all(packed);
-  std::memcpy(packed.data(), &header, sizeof(header));
-  std::memcpy(packed.data() + at.code, code_.data(), code_.size());
-  std::memcpy(packed.data() + at.tile_sizes, &tile_words_[first], 4 * count);
-  file_->read(*tensor_, at_.sign_mantissa + grid_.sign_mantissa_offset(first, 0),
-              all.subspan(at.sign_mantissa, grid.sign_mantissa_bytes()));
-  file_->read(*tensor_, at_.streams + tile_offsets_[first], all.subspan(at.streams));
-  return packed;
+// Sizes of all units in 4-byte words, read once.
+std::span<const std::uint16_t> PackedTensor::unit_words() const {
+  const std::lock_guard lock(units_mutex_);
+  if (unit_words_.empty()) unit_words_ = find_units();
+  return unit_words_;
+}
+
+// A unit tells its size and so where the next one begins: the streams are gone through from their start to their end.
+std::vector<std::uint16_t> PackedTensor::find_units() const {
+  static_assert(unit_bytes(decode_unit_header(~0u)) / 4 <= 0xFFFF);
+  std::vector<std::uint16_t> units;
+  units.reserve(grid_.units());
+  std::vector<std::byte> window(std::min(kWindowBytes, header_.stream_bytes));
+  std::uint64_t window_begin = 0, window_end = 0, at = 0;  // in the stream section
+  for (std::uint64_t tile = 0; tile < grid_.row_tiles(); ++tile) {
+    const std::uint64_t tile_end = tile_offsets_[tile + 1];
+    for (std::uint64_t block = 0; block < grid_.col_blocks(); ++block) {
+      std::uint32_t word = 0, size = sizeof(word);
+      if (tile_end - at >= sizeof(word)) {
+        if (at + sizeof(word) > window_end) {
+          window_begin = at;
+          window_end = std::min(at + window.size(), header_.stream_bytes);
+          file_->read(*tensor_, at_.streams + at, std::span(window).first(window_end - at));
+        }
+        std::memcpy(&word, window.data() + (at - window_begin), sizeof(word));
+        size = unit_bytes(decode_unit_header(word));
+      }
+      if (size > tile_end - at) {
+        fail(Code::Model, "{}: row tile {} ends inside a unit; the file is damaged", what_, tile);
+      }
+      units.push_back(static_cast<std::uint16_t>(size / 4));
+      at += size;
+    }
+    if (at != tile_end) {
+      fail(Code::Model, "{}: row tile {} is longer than its units; the file is damaged", what_, tile);
+    }
+  }
+  return units;
 }
 
 void PackedTensor::read_rows(std::uint64_t first, std::uint64_t rows, std::span<Bf16> out) const {
-  if (first > grid_.rows || rows > grid_.rows - first || out.size() / grid_.cols != rows ||
-      out.size() % grid_.cols != 0) {
-    fail(Code::Runtime, "{}: rows [{}, +{}) into {} values asked for, it is {} x {}", what_, first, rows, out.size(),
-         grid_.rows, grid_.cols);
+  read_columns(first, rows, {0, grid_.cols}, out);
+}
+
+void PackedTensor::read_columns(std::uint64_t first, std::uint64_t rows, Range cols, std::span<Bf16> out) const {
+  if (first > grid_.rows || rows > grid_.rows - first || cols.begin > cols.end || cols.end > grid_.cols ||
+      out.size() != rows * cols.size()) {
+    fail(Code::Runtime, "{}: rows [{}, +{}), columns [{}, {}) into {} values asked for, it is {} x {}", what_, first,
+         rows, cols.begin, cols.end, out.size(), grid_.rows, grid_.cols);
   }
-  if (rows == 0) return;
-  const std::uint64_t end = first + rows, end_tile = (end + kTileRows - 1) / kTileRows;
-  const std::uint64_t piece = std::max<std::uint64_t>(1, kPieceWeights / (kTileRows * grid_.cols));
-  std::vector<Bf16> whole;  // a tile of which only some rows are wanted
-  for (std::uint64_t begin_tile = first / kTileRows; begin_tile < end_tile; begin_tile += piece) {
-    const std::uint64_t count = std::min(piece, end_tile - begin_tile);
-    const std::vector<std::byte> packed = read_tiles(begin_tile, count);
-    const Unpacker unpacker(packed, fmt::format("{} from row tile {}", what_, begin_tile));
-    for (std::uint64_t i = 0; i < count; ++i) {
-      const std::uint64_t row = (begin_tile + i) * kTileRows, row_end = row + grid_.tile_rows(begin_tile + i);
+  if (out.empty()) return;
+  // Whole column blocks and row tiles are decoded, as a packed matrix of their own.
+  const Range blocks{cols.begin / kBlockCols * kBlockCols,
+                     std::min(grid_.cols, (cols.end + kBlockCols - 1) / kBlockCols * kBlockCols)};
+  const std::uint64_t end = first + rows,
+                      piece = kTileRows * std::max<std::uint64_t>(1, kPieceWeights / kTileRows / blocks.size());
+  std::vector<Bf16> tile;  // of which only some rows or columns are wanted
+  for (std::uint64_t begin = first / kTileRows * kTileRows; begin < end; begin += piece) {
+    const Range taken{begin, std::min({begin + piece, (end + kTileRows - 1) / kTileRows * kTileRows, grid_.rows})};
+    const std::vector<std::byte> packed = PackedPart::of(*this, {&taken, 1}, blocks).value().read();
+    const Unpacker unpacker(packed, fmt::format("{} from row tile {}", what_, begin / kTileRows));
+    for (std::uint64_t i = 0; i < unpacker.grid().row_tiles(); ++i) {
+      const std::uint64_t row = begin + i * kTileRows, row_end = row + unpacker.grid().tile_rows(i);
       const std::uint64_t from = std::max(row, first), to = std::min(row_end, end);
-      const std::span<Bf16> wanted = out.subspan((from - first) * grid_.cols, (to - from) * grid_.cols);
-      if (to - from == row_end - row) {
+      const std::span<Bf16> wanted = out.subspan((from - first) * cols.size(), (to - from) * cols.size());
+      if (to - from == row_end - row && cols == blocks) {
         unpacker.unpack_tile(i, wanted);
         continue;
       }
-      whole.resize((row_end - row) * grid_.cols);
-      unpacker.unpack_tile(i, whole);
-      std::copy_n(whole.begin() + static_cast<std::ptrdiff_t>((from - row) * grid_.cols), wanted.size(),
-                  wanted.begin());
+      tile.resize((row_end - row) * blocks.size());
+      unpacker.unpack_tile(i, tile);
+      for (std::uint64_t r = from; r < to; ++r) {
+        std::copy_n(tile.data() + (r - row) * blocks.size() + (cols.begin - blocks.begin), cols.size(),
+                    wanted.data() + (r - from) * cols.size());
+      }
     }
   }
 }

@@ -1,13 +1,15 @@
 #pragma once
-// A packed matrix in a safetensors file, decoded from there row by row: only what is asked for is in memory.
+// A packed matrix in a safetensors file, decoded from there by rows and columns: only what is asked for is in memory.
 
 #include <cstddef>
 #include <cstdint>
+#include <mutex>
 #include <span>
 #include <string>
 #include <vector>
 
 #include "base/bf16.h"
+#include "base/range.h"
 #include "codec/packed_matrix.h"
 #include "io/safetensors.h"
 
@@ -31,9 +33,14 @@ class PackedTensor {
 
   // Rows [first, first + rows) as bf16, row-major. Units are checked as they are decoded: throws Error(Model).
   void read_rows(std::uint64_t first, std::uint64_t rows, std::span<Bf16> out) const;
+  // Of these rows the columns `cols` alone: [rows][cols.size()]. Only column blocks that have some are read and
+  // decoded.
+  void read_columns(std::uint64_t first, std::uint64_t rows, Range cols, std::span<Bf16> out) const;
 
  private:
-  std::vector<std::byte> read_tiles(std::uint64_t first, std::uint64_t count) const;
+  friend class PackedPart;
+  std::span<const std::uint16_t> unit_words() const;
+  std::vector<std::uint16_t> find_units() const;
 
   const io::Safetensors* file_;
   const io::Tensor* tensor_;
@@ -44,6 +51,8 @@ class PackedTensor {
   std::vector<std::byte> code_;              // the code section
   std::vector<std::uint32_t> tile_words_;    // [row tiles] size of each tile's units, 4 bytes each
   std::vector<std::uint64_t> tile_offsets_;  // [row tiles + 1] where they begin in the stream section, bytes
+  mutable std::mutex units_mutex_;
+  mutable std::vector<std::uint16_t> unit_words_;  // [units] size of each in the streams; empty until it is asked for
 };
 
 }  // namespace glyd::codec

@@ -321,7 +321,11 @@ void Safetensors::read(const Tensor& tensor, std::uint64_t offset, std::span<std
     fail(Code::Runtime, "{}: tensor {}: bytes [{}, +{}) asked for, it has {}", printable(path().native()),
          quote(tensor.name), offset, out.size(), bytes);
   }
-  file_.read_at(data_begin_ + tensor.begin + offset, out);
+  try {
+    file_.read_at(data_begin_ + tensor.begin + offset, out);
+  } catch (const Error& e) {
+    fail(e.code(), "{} (reading tensor {})", e.what(), quote(tensor.name));
+  }
 }
 
 std::string Safetensors::header_text() const {
