@@ -8,6 +8,7 @@
 #include "base/error.h"
 #include "base/log.h"
 #include "base/text.h"
+#include "model/sharding.h"
 
 namespace glyd::model {
 namespace {
@@ -87,6 +88,19 @@ void read_rounded(const WeightFiles::Place& place, std::uint64_t first, std::spa
     place.file->read(*place.tensor, (first + done) * sizeof(Stored), std::as_writable_bytes(part));
     for (std::size_t i = 0; i < part.size(); ++i) out[done + i] = to_bf16(widen(part[i]));
   }
+}
+
+// Elements [first, first + out.size()) of a plain tensor, rounded to bf16 where the file stores them otherwise.
+void read_elements(const WeightFiles::Place& place, std::uint64_t first, std::span<Bf16> out) {
+  switch (place.tensor->dtype) {
+    case io::Dtype::F16:
+      return read_rounded<std::uint16_t>(place, first, out, half_to_float);
+    case io::Dtype::F32:
+      return read_rounded<float>(place, first, out, [](float x) { return x; });
+    default:
+      break;
+  }
+  place.file->read(*place.tensor, first * sizeof(Bf16), std::as_writable_bytes(out));
 }
 
 bool same_bytes(const WeightFiles::Place& a, const WeightFiles::Place& b) {
@@ -204,6 +218,11 @@ const codec::PackedTensor* Checkpoint::packed(const MatrixSpec& matrix) const {
   return packed && packed->grid().rows == row ? packed : nullptr;
 }
 
+std::optional<codec::PackedPart> Checkpoint::packed_part(const MatrixSpec& matrix, const MatrixPart& part) const {
+  const codec::PackedTensor* stored = packed(matrix);
+  return stored ? codec::PackedPart::of(*stored, part.rows, part.cols) : std::nullopt;
+}
+
 void Checkpoint::read_rows(const MatrixSpec& matrix, std::uint64_t first_row, std::uint64_t rows,
                            std::span<Bf16> out) const {
   read_columns(matrix, first_row, rows, {0, matrix.cols}, out);
@@ -230,50 +249,49 @@ void Checkpoint::read_columns(const MatrixSpec& matrix, std::uint64_t first_row,
   }
 }
 
+void Checkpoint::read_part(const MatrixSpec& matrix, const MatrixPart& part, std::uint64_t first_row,
+                           std::uint64_t rows, std::span<Bf16> out) const {
+  const std::uint64_t cols = part.cols.size();
+  if (first_row > part.row_count() || rows > part.row_count() - first_row || out.size() != rows * cols) {
+    fail(Code::Runtime, "{}: rows [{}, +{}) into {} values asked for, the part is {} x {}", matrix.name, first_row,
+         rows, out.size(), part.row_count(), cols);
+  }
+  std::uint64_t begin = 0;  // the range's first row in the part
+  for (const Range& range : part.rows) {
+    const std::uint64_t from = std::max(first_row, begin), to = std::min(first_row + rows, begin + range.size());
+    if (from < to) {
+      read_columns(matrix, range.begin + (from - begin), to - from, part.cols,
+                   out.subspan((from - first_row) * cols, (to - from) * cols));
+    }
+    begin += range.size();
+  }
+}
+
 void Checkpoint::read_vector(const VectorSpec& vector, std::span<Bf16> out) const {
   if (out.size() != vector.size) {
     fail(Code::Runtime, "{}: {} values asked for, it has {}", vector.name, out.size(), vector.size);
   }
   std::uint64_t begin = 0;
   for (const Member& member : vector.members) {
-    read_elements(member.tensor, 0, out.subspan(begin, member.rows));
+    read_elements(place_of(member.tensor), 0, out.subspan(begin, member.rows));
     begin += member.rows;
   }
+}
+
+const Checkpoint::Place& Checkpoint::place_of(const std::string& tensor) const {
+  const auto it = places_.find(tensor);
+  if (it == places_.end()) fail(Code::Runtime, "{}: no tensor {} in this model", weights_.origin(), quote(tensor));
+  return it->second;
 }
 
 // Some columns of a tensor's rows, which are `stride` elements long.
 void Checkpoint::read_block(const std::string& tensor, Range rows, std::uint64_t stride, Range cols,
                             std::span<Bf16> out) const {
-  if (cols.size() == stride) return read_elements(tensor, rows.begin * stride, out);
-  if (!places_.at(tensor).packed) {
-    for (std::uint64_t r = 0; r < rows.size(); ++r)
-      read_elements(tensor, (rows.begin + r) * stride + cols.begin, out.subspan(r * cols.size(), cols.size()));
-    return;
-  }
-  std::vector<Bf16> whole(rows.size() * stride);
-  read_elements(tensor, rows.begin * stride, whole);
+  const Place& place = place_of(tensor);
+  if (place.packed) return place.packed->read_columns(place.first_row + rows.begin, rows.size(), cols, out);
+  if (cols.size() == stride) return read_elements(place, rows.begin * stride, out);
   for (std::uint64_t r = 0; r < rows.size(); ++r)
-    std::copy_n(whole.data() + r * stride + cols.begin, cols.size(), out.data() + r * cols.size());
-}
-
-// Elements [first, first + out.size()) of a tensor, rounded to bf16 where the file stores them otherwise.
-void Checkpoint::read_elements(const std::string& tensor, std::uint64_t first, std::span<Bf16> out) const {
-  const auto it = places_.find(tensor);
-  if (it == places_.end()) fail(Code::Runtime, "{}: no tensor {} in this model", weights_.origin(), quote(tensor));
-  const Place& place = it->second;
-  if (place.packed) {
-    const std::uint64_t cols = place.packed->grid().cols;
-    return place.packed->read_rows(place.first_row + first / cols, out.size() / cols, out);
-  }
-  switch (place.tensor->dtype) {
-    case io::Dtype::F16:
-      return read_rounded<std::uint16_t>(place, first, out, half_to_float);
-    case io::Dtype::F32:
-      return read_rounded<float>(place, first, out, [](float x) { return x; });
-    default:
-      break;
-  }
-  place.file->read(*place.tensor, first * sizeof(Bf16), std::as_writable_bytes(out));
+    read_elements(place, (rows.begin + r) * stride + cols.begin, out.subspan(r * cols.size(), cols.size()));
 }
 
 }  // namespace glyd::model
