@@ -8,6 +8,9 @@
 namespace glyd::model {
 namespace {
 
+constexpr std::uint64_t kHeadRows = 64;  // that stay together: a group of rows of the GPU kernels
+static_assert(kHeadRows % codec::kTileRows == 0);
+
 // Part `i` of `parts` nearly equal ones of n things.
 Range share(std::uint64_t n, std::uint64_t i, std::uint64_t parts) { return {i * n / parts, (i + 1) * n / parts}; }
 
@@ -77,7 +80,7 @@ Shard make_shard(const Config& config, int rank, int ranks) {
   s.ranks = ranks;
   share_heads(config, r, n, s);
   s.inner = share_inner(inner, r, n);
-  s.vocab = share_blocks(vocab, codec::kTileRows, r, n);
+  s.vocab = share_blocks(vocab, kHeadRows, r, n);
 
   const Range all_inputs{0, hidden}, all_outputs{0, hidden};
   const Range q = scaled(s.heads, d), kv = scaled(s.kv_heads, d);

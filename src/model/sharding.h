@@ -34,7 +34,7 @@ struct Shard {
   Range heads;     // query heads: a whole multiple of the kv heads, as in the model
   Range kv_heads;  // in the order of the heads: the rank's kv head i belongs to the i-th equal part of its heads
   Range inner;     // of intermediate_size
-  Range vocab;     // rows of the head; starts at a row tile (16 rows); may be empty. The embedding is whole.
+  Range vocab;     // rows of the head; begins at a multiple of 64; may be empty. The embedding is whole.
 
   // The same in every layer. Biases of qkv and gate_up are cut like the rows of the matrix.
   MatrixPart qkv, o, gate_up, down;
