@@ -5,9 +5,7 @@
 #include <optional>
 #include <random>
 
-#include "codec/cut.h"
 #include "codec/pack.h"
-#include "codec/packed_file.h"
 #include "runner/cpu/packed_rows.h"
 #include "runner/cpu/sizes.h"
 
@@ -18,9 +16,9 @@ constexpr std::uint64_t kChunkBytes = 4 << 20;  // filled by one thread at a tim
 
 using model::MatrixPart;
 
-// Fills rows [first, first + count) of a matrix, of them the columns `cols`, given as memory without padding.
-using FillRows = std::function<void(const model::MatrixSpec&, std::uint64_t first, std::uint64_t count, Range cols,
-                                    std::span<Bf16>)>;
+// Fills rows [first, first + count) of a part of a matrix, counted as the part's, given as memory without padding.
+using FillRows = std::function<void(const model::MatrixSpec&, const MatrixPart&, std::uint64_t first,
+                                    std::uint64_t count, std::span<Bf16>)>;
 using FillVector = std::function<void(const model::VectorSpec&, std::span<Bf16>)>;
 // The part of a matrix that is to stay packed, or null for one that is to be plain.
 using MakePacked = std::function<std::unique_ptr<WeightRows>(const model::MatrixSpec&, const MatrixPart&)>;
@@ -34,27 +32,12 @@ struct Source {
   MakePacked packed = {};
 };
 
-// Fills rows [first, first + count) of a part.
-void fill_part(const FillRows& rows, const model::MatrixSpec& spec, const MatrixPart& part, std::uint64_t first,
-               std::uint64_t count, std::span<Bf16> out) {
-  const std::uint64_t cols = part.cols.size();
-  std::uint64_t at = 0;  // where a range's rows begin in the part
-  for (const Range& range : part.rows) {
-    const std::uint64_t from = std::max(first, at), to = std::min(first + count, at + range.size());
-    if (from < to) {
-      rows(spec, range.begin + (from - at), to - from, part.cols,
-           out.subspan((from - first) * cols, (to - from) * cols));
-    }
-    at += range.size();
-  }
-}
-
 // Packs a part in memory; null when that would not shrink it.
 std::unique_ptr<WeightRows> pack_rows(const FillRows& rows, const model::MatrixSpec& spec, const MatrixPart& part,
                                       ThreadPool& pool, Progress& progress) {
   Progress silent;  // pack() reads everything twice
   const codec::RowSource source = [&](std::uint64_t first, std::uint64_t count, std::span<Bf16> out) {
-    fill_part(rows, spec, part, first, count, out);
+    rows(spec, part, first, count, out);
   };
   auto bytes = codec::pack({part.row_count(), part.cols.size()}, source, {}, pool, silent);
   if (!bytes) return nullptr;
@@ -72,10 +55,10 @@ std::unique_ptr<WeightRows> make_matrix(const Source& source, const model::Matri
   const std::size_t grain = std::max<std::uint64_t>(1, kChunkBytes / std::max<std::uint64_t>(1, row_bytes));
   source.pool.parallel_for(rows, grain, [&](std::size_t begin, std::size_t end) {
     if (matrix->stride() == cols) {
-      fill_part(source.rows, spec, part, begin, end - begin, {matrix->row(begin), (end - begin) * cols});
+      source.rows(spec, part, begin, end - begin, {matrix->row(begin), (end - begin) * cols});
     } else {
       std::vector<Bf16> packed((end - begin) * cols);
-      fill_part(source.rows, spec, part, begin, end - begin, packed);
+      source.rows(spec, part, begin, end - begin, packed);
       for (std::size_t r = begin; r < end; ++r) {
         std::copy_n(packed.data() + (r - begin) * cols, cols, matrix->row(r));
         std::fill(matrix->row(r) + cols, matrix->row(r) + matrix->stride(), Bf16{});
@@ -161,6 +144,13 @@ std::uint64_t file_bytes(const model::ModelSpec& spec, const model::Shard& shard
   return bytes;
 }
 
+// Where row `row` of a part is in the matrix.
+std::uint64_t row_of(const MatrixPart& part, std::uint64_t row) {
+  auto range = part.rows.begin();
+  for (; row >= range->size(); ++range) row -= range->size();
+  return range->begin + row;
+}
+
 std::uint64_t mixed(std::uint64_t x) {  // the finaliser of splitmix64
   x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9u;
   x = (x ^ (x >> 27)) * 0x94d049bb133111ebu;
@@ -180,8 +170,7 @@ std::uint64_t Weights::bytes(const model::Checkpoint& checkpoint, const model::S
   std::uint64_t bytes = Weights::bytes(checkpoint.spec(), shard);
   if (format == WeightFormat::Bf16) return bytes;
   for (const auto& [matrix, part] : all_parts(checkpoint.spec(), shard)) {
-    const codec::PackedTensor* packed = checkpoint.packed(*matrix);
-    if (packed && part.is_whole(*matrix)) bytes = bytes - plain_bytes(part) + packed->bytes();
+    if (const auto packed = checkpoint.packed_part(*matrix, part)) bytes = bytes - plain_bytes(part) + packed->bytes();
   }
   return bytes;
 }
@@ -201,19 +190,16 @@ Weights Weights::load(const model::Checkpoint& checkpoint, const model::Shard& s
                       ThreadPool& pool, Progress& progress) {
   const bool pack_rest = format == WeightFormat::Packed;
   progress.begin(pack_rest && !checkpoint.manifest() ? "packing" : "loading", file_bytes(checkpoint.spec(), shard));
-  const FillRows rows = [&](const model::MatrixSpec& m, std::uint64_t first, std::uint64_t count, Range cols,
-                            std::span<Bf16> out) { checkpoint.read_columns(m, first, count, cols, out); };
+  const FillRows rows = [&](const model::MatrixSpec& m, const MatrixPart& part, std::uint64_t first,
+                            std::uint64_t count,
+                            std::span<Bf16> out) { checkpoint.read_part(m, part, first, count, out); };
   const auto make_packed = [&](const model::MatrixSpec& spec, const MatrixPart& part) -> std::unique_ptr<WeightRows> {
-    const codec::PackedTensor* stored = checkpoint.packed(spec);
-    if (!stored) return pack_rest ? pack_rows(rows, spec, part, pool, progress) : nullptr;
-    std::vector<std::byte> bytes(stored->bytes());
-    stored->read_packed(bytes);
-    if (!part.is_whole(spec)) {
-      auto cut = codec::cut_units(codec::Unpacker(bytes, stored->what()), part.rows, part.cols);
-      if (!cut) return pack_rows(rows, spec, part, pool, progress);
-      bytes = std::move(*cut);
+    const auto stored = checkpoint.packed_part(spec, part);
+    if (!stored) {
+      const bool pack = pack_rest || checkpoint.packed(spec);
+      return pack ? pack_rows(rows, spec, part, pool, progress) : nullptr;
     }
-    auto packed = std::make_unique<PackedRows>(std::move(bytes), stored->what(), pool);
+    auto packed = std::make_unique<PackedRows>(stored->read(), stored->what(), pool);
     progress.advance(part.row_count() * part.cols.size() * sizeof(Bf16));
     return packed;
   };
@@ -233,12 +219,13 @@ Weights Weights::random(const model::ModelSpec& spec, const model::Shard& shard,
   for (Bf16& v : values) v = to_bf16(normal(engine));
 
   progress.begin("making random weights", file_bytes(spec, shard));
-  const FillRows rows = [&](const model::MatrixSpec& m, std::uint64_t first, std::uint64_t count, Range cols,
-                            std::span<Bf16> out) {
-    const std::uint64_t base = mixed(seed + std::hash<std::string>{}(m.name));
-    for (std::uint64_t r = 0; r < count; ++r)
-      for (std::uint64_t c = 0; c < cols.size(); ++c)
-        out[r * cols.size() + c] = values[mixed(base + (first + r) * m.cols + cols.begin + c) >> 48];
+  const FillRows rows = [&](const model::MatrixSpec& m, const MatrixPart& part, std::uint64_t first,
+                            std::uint64_t count, std::span<Bf16> out) {
+    const std::uint64_t base = mixed(seed + std::hash<std::string>{}(m.name)), cols = part.cols.size();
+    for (std::uint64_t r = 0; r < count; ++r) {
+      const std::uint64_t row = base + row_of(part, first + r) * m.cols + part.cols.begin;
+      for (std::uint64_t c = 0; c < cols; ++c) out[r * cols + c] = values[mixed(row + c) >> 48];
+    }
   };
   const FillVector vector = [](const model::VectorSpec& v, std::span<Bf16> out) {
     const bool norm = v.name.find("norm") != std::string::npos;

@@ -32,8 +32,8 @@ struct Weights {
 
   const WeightRows& head() const { return lm_head ? *lm_head : *embed; }
 
-  // Bytes that loading allocates at most: of the weights as bf16, or in a format, where a matrix that has yet to be
-  // packed, or of which a part is taken, counts as bf16 (it may not get smaller). Saturates instead of overflowing.
+  // Bytes that loading allocates at most: of the weights as bf16, or in a format, where what has yet to be packed, as a
+  // part has that cuts units, counts as bf16 (it may not get smaller). Saturates instead of overflowing.
   static std::uint64_t bytes(const model::ModelSpec& spec, const model::Shard& shard);
   static std::uint64_t bytes(const model::Checkpoint& checkpoint, const model::Shard& shard, WeightFormat format);
 
