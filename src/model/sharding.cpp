@@ -1,6 +1,7 @@
 #include "model/sharding.h"
 
 #include <algorithm>
+#include <numeric>
 
 #include "base/error.h"
 #include "codec/packed_matrix.h"
@@ -52,6 +53,30 @@ void share_heads(const Config& config, std::uint64_t rank, std::uint64_t ranks, 
   shard.heads = {kv_head * group + part.begin, kv_head * group + part.end};
 }
 
+// The layers of a stage. They are given away one by one, each to the stage that is then the smallest. What is counted
+// is bytes of a rank: its part of the layers and the head, and the whole embedding.
+Range share_layers(const Config& config, std::uint64_t stage, std::uint64_t stages, std::uint64_t ranks) {
+  const auto layers = static_cast<std::uint64_t>(config.layers), vocab = static_cast<std::uint64_t>(config.vocab_size);
+  if (layers < stages) {
+    fail(Code::Usage, "-pp {}: the model's num_hidden_layers is {}; take at most that many stages", stages, layers);
+  }
+  // In rows of hidden_size weights, times the ranks of a stage.
+  const auto heads = static_cast<std::uint64_t>(config.heads) + static_cast<std::uint64_t>(config.kv_heads);
+  const std::uint64_t layer = 2 * heads * static_cast<std::uint64_t>(config.head_dim) +
+                              3 * static_cast<std::uint64_t>(config.intermediate_size);
+  std::vector<std::uint64_t> sizes(stages, layer), counts(stages, 1);
+  sizes.front() += vocab * ranks;
+  sizes.back() += vocab;
+  for (std::uint64_t given = stages; given < layers; ++given) {
+    const auto smallest = std::min_element(sizes.begin(), sizes.end());
+    *smallest += layer;
+    ++counts[static_cast<std::size_t>(smallest - sizes.begin())];
+  }
+  const auto own = counts.begin() + static_cast<std::ptrdiff_t>(stage);
+  const std::uint64_t begin = std::accumulate(counts.begin(), own, std::uint64_t{0});
+  return {begin, begin + *own};
+}
+
 Range shifted(Range range, std::uint64_t by) { return {range.begin + by, range.end + by}; }
 Range scaled(Range range, std::uint64_t by) { return {range.begin * by, range.end * by}; }
 
@@ -65,9 +90,15 @@ std::uint64_t MatrixPart::row_count() const {
 
 MatrixPart whole(const MatrixSpec& matrix) { return {{{0, matrix.rows}}, {0, matrix.cols}}; }
 
-Shard make_shard(const Config& config, int rank, int ranks) {
-  if (ranks < 1 || rank < 0 || rank >= ranks) fail(Code::Usage, "-tp {}: there is no rank {}", ranks, rank);
-  const auto r = static_cast<std::uint64_t>(rank), n = static_cast<std::uint64_t>(ranks);
+Shard make_shard(const Config& config, int rank, int tensor_parallel, int pipeline_parallel) {
+  if (tensor_parallel < 1 || pipeline_parallel < 1 || rank < 0 || rank / tensor_parallel >= pipeline_parallel)
+    fail(Code::Usage, "-tp {} -pp {}: there is no rank {}", tensor_parallel, pipeline_parallel, rank);
+  Shard s;
+  s.rank = rank % tensor_parallel;
+  s.ranks = tensor_parallel;
+  s.stage = rank / tensor_parallel;
+  s.stages = pipeline_parallel;
+  const auto r = static_cast<std::uint64_t>(s.rank), n = static_cast<std::uint64_t>(s.ranks);
   const auto hidden = static_cast<std::uint64_t>(config.hidden_size);
   const auto inner = static_cast<std::uint64_t>(config.intermediate_size);
   const auto vocab = static_cast<std::uint64_t>(config.vocab_size);
@@ -75,9 +106,7 @@ Shard make_shard(const Config& config, int rank, int ranks) {
   const std::uint64_t q_rows = static_cast<std::uint64_t>(config.heads) * d;
   const std::uint64_t kv_rows = static_cast<std::uint64_t>(config.kv_heads) * d;
 
-  Shard s;
-  s.rank = rank;
-  s.ranks = ranks;
+  s.layers = share_layers(config, static_cast<std::uint64_t>(s.stage), static_cast<std::uint64_t>(s.stages), n);
   share_heads(config, r, n, s);
   s.inner = share_inner(inner, r, n);
   s.vocab = share_blocks(vocab, kHeadRows, r, n);
@@ -94,9 +123,23 @@ Shard make_shard(const Config& config, int rank, int ranks) {
 
 Config shard_config(const Config& config, const Shard& shard) {
   Config local = config;
+  local.layers = static_cast<int>(shard.layers.size());
   local.heads = static_cast<int>(shard.heads.size());
   local.kv_heads = static_cast<int>(shard.kv_heads.size());
   local.intermediate_size = static_cast<std::int64_t>(shard.inner.size());
+  return local;
+}
+
+ModelSpec shard_spec(const ModelSpec& spec, const Shard& shard) {
+  ModelSpec local;
+  local.layers.assign(spec.layers.begin() + static_cast<std::ptrdiff_t>(shard.layers.begin),
+                      spec.layers.begin() + static_cast<std::ptrdiff_t>(shard.layers.end));
+  if (shard.first_stage()) local.embed = spec.embed;
+  if (shard.last_stage()) {
+    const bool tied = spec.lm_head.members.empty();
+    local.final_norm = spec.final_norm;
+    local.lm_head = tied && !shard.first_stage() ? spec.embed : spec.lm_head;
+  }
   return local;
 }
 

@@ -74,6 +74,9 @@ void check_shards(const Config& c, const std::vector<Shard>& shards) {
     const Shard& s = shards[r];
     CHECK(s.rank == static_cast<int>(r));
     CHECK(s.ranks == static_cast<int>(shards.size()));
+    CHECK(s.layers == Range{0, size(c.layers)});
+    CHECK(s.first_stage());
+    CHECK(s.last_stage());
     CHECK(s.adds_output_biases() == (r == 0));
 
     // The rank's own heads and kv heads stand to each other as the kernels expect.
@@ -175,6 +178,105 @@ TEST_CASE("small and odd shapes", "[model]") {
   }
 }
 
+// Rows of hidden_size weights of all stages' ranks: layers, the whole embedding on each rank, the head.
+std::vector<std::uint64_t> stage_sizes(const Config& c, const std::vector<Range>& layers, std::uint64_t ranks) {
+  const std::uint64_t layer = size(2 * (c.heads + c.kv_heads) * c.head_dim + 3 * c.intermediate_size);
+  std::vector<std::uint64_t> sizes;
+  for (const Range& range : layers) sizes.push_back(range.size() * layer);
+  sizes.front() += size(c.vocab_size) * ranks;
+  sizes.back() += size(c.vocab_size);
+  return sizes;
+}
+
+// The fewest bytes that the largest stage can do with, by trying all ways to deal out `layers` from `stage` on.
+std::uint64_t least(const Config& c, std::vector<Range> dealt, std::uint64_t layers, std::uint64_t stages,
+                    std::uint64_t ranks) {
+  const std::uint64_t begin = dealt.empty() ? 0 : dealt.back().end;
+  if (dealt.size() + 1 == stages) {
+    dealt.push_back({begin, layers});
+    const auto sizes = stage_sizes(c, dealt, ranks);
+    return *std::max_element(sizes.begin(), sizes.end());
+  }
+  std::uint64_t best = UINT64_MAX;
+  for (std::uint64_t end = begin + 1; end + (stages - dealt.size() - 1) <= layers; ++end) {
+    std::vector<Range> more = dealt;
+    more.push_back({begin, end});
+    best = std::min(best, least(c, more, layers, stages, ranks));
+  }
+  return best;
+}
+
+TEST_CASE("layers are dealt out to stages, the largest as small as can be", "[model]") {
+  for (const std::int64_t vocab : {16, 500, 4000}) {
+    for (const int layers : {1, 2, 3, 5, 9}) {
+      for (const int stages : {1, 2, 3, 4, 7}) {
+        for (const int ranks : {1, 2}) {
+          Config config = config_of({"", 16, 4, 2, 8, 100, vocab});
+          config.layers = layers;
+          INFO("L " << layers << " V " << vocab << " in " << stages << " stages of " << ranks);
+          if (stages > layers) {
+            CHECK_THROWS_AS(make_shard(config, 0, ranks, stages), Error);
+            continue;
+          }
+          std::vector<Range> dealt;
+          for (int rank = 0; rank < ranks * stages; ++rank) {
+            const Shard s = make_shard(config, rank, ranks, stages), alone = make_shard(config, rank % ranks, ranks);
+            CHECK(s.stage == rank / ranks);
+            CHECK(s.stages == stages);
+            CHECK(s.rank == rank % ranks);
+            CHECK(s.ranks == ranks);
+            CHECK(s.first_stage() == (rank < ranks));
+            CHECK(s.last_stage() == (rank >= ranks * (stages - 1)));
+            CHECK(s.qkv.rows == alone.qkv.rows);
+            CHECK(s.down.cols == alone.down.cols);
+            CHECK(s.vocab == alone.vocab);
+            CHECK(size(shard_config(config, s).layers) == s.layers.size());
+            if (s.rank == 0) {
+              dealt.push_back(s.layers);
+            } else {
+              CHECK(s.layers == dealt.back());
+            }
+          }
+          CHECK(dealt.front().begin == 0);
+          CHECK(dealt.back().end == size(layers));
+          for (std::size_t i = 0; i < dealt.size(); ++i) {
+            CHECK(dealt[i].begin < dealt[i].end);
+            if (i > 0) CHECK(dealt[i].begin == dealt[i - 1].end);
+          }
+          const auto sizes = stage_sizes(config, dealt, size(ranks));
+          CHECK(*std::max_element(sizes.begin(), sizes.end()) ==
+                least(config, {}, size(layers), size(stages), size(ranks)));
+        }
+      }
+    }
+  }
+}
+
+TEST_CASE("a stage has its own layers, and the ends of the model where they belong", "[model]") {
+  for (const bool tied : {false, true}) {
+    Config config = config_of({"", 16, 4, 2, 8, 100, 32});
+    config.layers = 5;
+    config.tied_head = tied;
+    const ModelSpec spec = model_spec(config);
+    const ModelSpec alone = shard_spec(spec, make_shard(config, 0, 2));
+    CHECK(alone.embed.members.size() == 1);
+    CHECK(alone.layers.size() == 5);
+    CHECK(alone.final_norm.size == 16);
+    CHECK(alone.lm_head.members.size() == (tied ? 0 : 1));  // tied: rows of the embedding that is there
+    std::vector<std::string> names;
+    for (int stage = 0; stage < 3; ++stage) {
+      const ModelSpec own = shard_spec(spec, make_shard(config, stage, 1, 3));
+      CHECK(own.embed.members.size() == (stage == 0 ? 1 : 0));
+      CHECK(own.final_norm.size == (stage == 2 ? 16 : 0));
+      REQUIRE(own.lm_head.members.size() == (stage == 2 ? 1 : 0));
+      if (stage == 2) CHECK(own.lm_head.members[0].tensor == (tied ? "model.embed_tokens.weight" : "lm_head.weight"));
+      for (const LayerSpec& layer : own.layers) names.push_back(layer.down.name);
+    }
+    CHECK(names == std::vector<std::string>{"layers.0.down", "layers.1.down", "layers.2.down", "layers.3.down",
+                                            "layers.4.down"});
+  }
+}
+
 TEST_CASE("cuts known by hand", "[model]") {
   const auto shard = [](const char* name, int rank, int ranks) {
     const auto it =
@@ -196,9 +298,9 @@ TEST_CASE("cuts known by hand", "[model]") {
   CHECK(shard("Qwen3-8B", 1, 8).vocab == Range{18944, 37952});
 }
 
-std::string refusal(const Config& config, int rank, int ranks) {
+std::string refusal(const Config& config, int rank, int ranks, int stages = 1) {
   try {
-    make_shard(config, rank, ranks);
+    make_shard(config, rank, ranks, stages);
   } catch (const Error& e) {
     CHECK(e.code() == Code::Usage);
     return e.what();
@@ -213,6 +315,9 @@ TEST_CASE("what cannot be split is named", "[model]") {
   CHECK_THAT(refusal(narrow, 0, 4), Catch::Contains("-tp 4") && Catch::Contains("intermediate_size is 3"));
   CHECK_THAT(refusal(small, 2, 2), Catch::Contains("no rank 2"));
   CHECK_THAT(refusal(small, 0, 0), Catch::Contains("-tp 0"));
+  CHECK_THAT(refusal(small, 4, 2, 2), Catch::Contains("no rank 4"));
+  CHECK_THAT(refusal(small, 0, 1, 0), Catch::Contains("-pp 0"));
+  CHECK_THAT(refusal(small, 0, 2, 2), Catch::Contains("-pp 2") && Catch::Contains("num_hidden_layers is 1"));
 }
 
 }  // namespace
