@@ -14,7 +14,7 @@
 namespace glyd::runner {
 namespace {
 
-// Runs body(communicator) on a thread for each rank; what each threw, if anything.
+// Runs body(communicator) on a thread for each rank of all stages; what each threw, if anything.
 std::vector<std::exception_ptr> run(LoopbackGroup& group, int ranks, const std::function<void(Communicator&)>& body) {
   std::vector<std::exception_ptr> errors(static_cast<std::size_t>(ranks));
   std::vector<std::thread> threads;
@@ -112,6 +112,56 @@ TEST_CASE("a rank that fails ends the others' waits, before and after", "[runner
   CHECK(none(run(group, kRanks, [](Communicator& c) { c.all_min(1); })));
 }
 
+TEST_CASE("stages add up for themselves, hand on what they have, and agree on one number", "[runner]") {
+  constexpr int kRanks = 2, kStages = 3;
+  LoopbackGroup group(kRanks, kStages);
+  std::vector<float> last(kRanks);
+  REQUIRE(none(run(group, kRanks * kStages, [&](Communicator& c) {
+    if (c.size() != kRanks || c.stages() != kStages) throw std::logic_error("size");
+    if (c.all_min(10 - c.global_rank()) != 5) throw std::logic_error("least");
+    for (int i = 0; i < 50; ++i) {
+      std::vector<float> values(3, static_cast<float>(1 + c.rank()));  // 1, 2; 3 and 3 after the first stage
+      if (c.stage() > 0) c.receive_from_previous(std::as_writable_bytes(std::span(values)));
+      c.all_reduce_sum(values);
+      if (c.stage() + 1 < kStages) {
+        c.send_to_next(std::as_bytes(std::span(values)));
+      } else {
+        last[static_cast<std::size_t>(c.rank())] = values[2];
+      }
+    }
+  })));
+  CHECK(last == std::vector<float>{12, 12});
+}
+
+TEST_CASE("a rank that fails ends the waits of all stages", "[runner]") {
+  constexpr int kRanks = 2, kStages = 3;
+  LoopbackGroup group(kRanks, kStages);
+  for (int failing = 0; failing < kRanks * kStages; ++failing) {
+    for (const bool late : {false, true}) {  // before it receives, after its stage has added up
+      group.reset();
+      const auto errors = run(group, kRanks * kStages, [&](Communicator& c) {
+        std::vector<float> values(1000);
+        for (int i = 0; i < 1000; ++i) {
+          if (!late && c.global_rank() == failing && i == 3) throw std::runtime_error("no more");
+          if (c.stage() > 0) c.receive_from_previous(std::as_writable_bytes(std::span(values)));
+          c.all_reduce_sum(values);
+          if (late && c.global_rank() == failing && i == 3) throw std::runtime_error("no more");
+          if (c.stage() + 1 < kStages) c.send_to_next(std::as_bytes(std::span(values)));
+        }
+      });
+      for (int rank = 0; rank < kRanks * kStages; ++rank) {
+        INFO("rank " << rank << ", " << failing << " fails");
+        REQUIRE(errors[static_cast<std::size_t>(rank)]);
+        if (rank == failing) {
+          CHECK_THROWS_WITH(std::rethrow_exception(errors[static_cast<std::size_t>(rank)]), "no more");
+        } else {
+          CHECK_THROWS_AS(std::rethrow_exception(errors[static_cast<std::size_t>(rank)]), Aborted);
+        }
+      }
+    }
+  }
+}
+
 TEST_CASE("ranks that disagree about sizes are an error", "[runner]") {
   LoopbackGroup group(2);
   const auto errors = run(group, 2, [](Communicator& c) {
@@ -125,6 +175,16 @@ TEST_CASE("ranks that disagree about sizes are an error", "[runner]") {
     c.all_gather(part, all);
   });
   for (const auto& error : gathered) CHECK_THROWS_WITH(std::rethrow_exception(error), Catch::Contains("room for 3"));
+
+  LoopbackGroup stages(1, 2);
+  const auto handed = run(stages, 2, [](Communicator& c) {
+    std::vector<std::byte> bytes(static_cast<std::size_t>(4 + c.stage()));
+    c.stage() == 0 ? c.send_to_next(bytes) : c.receive_from_previous(bytes);
+  });
+  REQUIRE(handed[1]);
+  CHECK_THROWS_WITH(std::rethrow_exception(handed[1]), Catch::Contains("4 bytes") && Catch::Contains("expects 5"));
+  REQUIRE(handed[0]);
+  CHECK_THROWS_AS(std::rethrow_exception(handed[0]), Aborted);
 }
 
 }  // namespace

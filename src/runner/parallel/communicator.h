@@ -1,10 +1,14 @@
 #pragma once
-// What the ranks of a tensor-parallel model say to each other. Each rank has one of these and calls the same operations
-// in the same order; an operation returns when the rank's part of it is done.
+// What the ranks of a model say to each other. They stand in stages of equally many ranks (model/sharding.h). Each rank
+// has one of these, and calls the same operations in the same order as the others that take part; an operation returns
+// when the rank's part of it is done.
 
+#include <cstddef>
 #include <cstdint>
 #include <exception>
 #include <span>
+
+#include "base/error.h"
 
 namespace glyd::runner {
 
@@ -12,21 +16,34 @@ class Communicator {
  public:
   virtual ~Communicator() = default;
 
-  virtual int rank() const = 0;
-  virtual int size() const = 0;
+  virtual int rank() const = 0;  // in its stage
+  virtual int size() const = 0;  // ranks of a stage
+  virtual int stage() const { return 0; }
+  virtual int stages() const { return 1; }
 
-  // values[i] becomes the sum of all ranks' values[i], added in the order of the ranks: all get the same bits. All give
-  // equally many.
+  // Of all stages: the number that model::make_shard() knows the rank by, and how many there are.
+  int global_rank() const { return stage() * size() + rank(); }
+  int global_size() const { return stages() * size(); }
+
+  // Among the ranks of the stage: values[i] becomes the sum of all ranks' values[i], added in the order of the ranks,
+  // so all get the same bits. All give equally many.
   virtual void all_reduce_sum(std::span<float> values) = 0;
 
-  // `all` receives the parts of all ranks, one after another in the order of the ranks; parts may differ in size. A
-  // rank that gives no room for them only sends.
+  // Among the ranks of the stage: `all` receives the parts of all ranks, one after another in the order of the ranks;
+  // parts may differ in size. A rank that gives no room for them only sends.
   virtual void all_gather(std::span<const float> part, std::span<float> all) = 0;
 
-  // The smallest of the ranks' numbers, what all can agree on. No rank returns before all have come here.
+  // From a rank to the one of the same number in the next stage, which gives room for just as many bytes. Not called
+  // where there is one stage.
+  virtual void send_to_next(std::span<const std::byte>) { fail(Code::Runtime, "there is no next stage"); }
+  virtual void receive_from_previous(std::span<std::byte>) { fail(Code::Runtime, "there is no previous stage"); }
+
+  // The smallest of the numbers of all ranks of all stages, what all can agree on. No rank returns before all have come
+  // here.
   virtual std::int64_t all_min(std::int64_t value) = 0;
 
-  // Something went wrong on this rank: whoever waits for it, now or later, gets Aborted in place of a result.
+  // Something went wrong on this rank: whoever waits for it, now or later, in whichever stage, gets Aborted in place of
+  // a result.
   virtual void abort() = 0;
 };
 

@@ -1,23 +1,24 @@
 #pragma once
 // Ranks that are threads of one process, and talk through its memory.
 
-#include <condition_variable>
 #include <cstdint>
+#include <deque>
 #include <memory>
-#include <mutex>
 #include <span>
 #include <vector>
 
 #include "runner/parallel/communicator.h"
+#include "runner/parallel/meeting.h"
 
 namespace glyd::runner {
 
 // All ranks' communicators and what they share. Each is used by one thread at a time.
 class LoopbackGroup {
  public:
-  explicit LoopbackGroup(int ranks);
+  // `stages` of `ranks` each.
+  explicit LoopbackGroup(int ranks, int stages = 1);
 
-  Communicator& communicator(int rank) { return *ranks_.at(static_cast<std::size_t>(rank)); }
+  Communicator& communicator(int global_rank) { return *ranks_.at(static_cast<std::size_t>(global_rank)); }
 
   // Makes an aborted group usable again. While no rank is in an operation.
   void reset();
@@ -30,18 +31,13 @@ class LoopbackGroup {
     std::int64_t number = 0;
   };
 
-  // Returns when all ranks have called it. Throws Aborted.
-  void wait_for_all();
   void abort();
 
-  std::vector<std::unique_ptr<Communicator>> ranks_;
-  std::vector<Offer> offers_;  // [ranks]
-
-  std::mutex mutex_;
-  std::condition_variable wake_;
-  std::size_t arrived_ = 0;
-  std::uint64_t meetings_ = 0;  // of all ranks, so far
-  bool aborted_ = false;
+  std::vector<std::unique_ptr<Communicator>> ranks_;  // stage by stage
+  std::vector<Offer> offers_;                         // [ranks]
+  std::deque<Meeting> stages_;                        // of each stage's ranks
+  Meeting everyone_;
+  std::deque<Channel> channels_;  // from each rank to that of the next stage; the last stage has none
 };
 
 }  // namespace glyd::runner
