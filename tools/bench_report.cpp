@@ -130,6 +130,7 @@ OrderedJson options_json(const BenchRecord& record) {
           {"prompt_chunk", record.chunk},
           {"by_turns", record.by_turns},
           {"tensor_parallel", o.device.tensor_parallel},
+          {"pipeline_parallel", o.device.pipeline_parallel},
           {"gpu_memory_bytes", or_null(o.device.memory_limit)},
           {"gpu_memory_share", or_null(o.device.memory_share)},
           {"enforce_eager", o.device.eager},

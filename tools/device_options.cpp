@@ -42,6 +42,7 @@ runner::Options DeviceOptions::runner_options() const {
   o.device = device;
   o.threads = threads;
   o.tensor_parallel = tensor_parallel;
+  o.pipeline_parallel = pipeline_parallel;
   o.activations = activations;
   o.memory_limit = memory_limit;
   o.memory_share = memory_share;
@@ -61,7 +62,9 @@ void DeviceArguments::declare(CommandLine& line) {
   line.flag("--batch-invariant", batch_invariant_,
             "on a GPU: a prompt's results too depend on nothing else in its step, at some cost in speed");
   line.count("-tp,--tensor-parallel-size", "N", 1, runner::kMaxRanks, tensor_parallel_,
-             "ranks to split the model over, each on threads of its own; on the CPU alone so far");
+             "ranks to split each layer over, each on threads of its own; on the CPU alone so far");
+  line.count("-pp,--pipeline-parallel-size", "N", 1, runner::kMaxRanks, pipeline_parallel_,
+             "stages to deal the layers out to, each of -tp ranks; on the CPU alone so far");
 }
 
 DeviceOptions DeviceArguments::resolve(bool runs) const {
@@ -76,6 +79,7 @@ DeviceOptions DeviceArguments::resolve(bool runs) const {
   }
   o.threads = static_cast<int>(threads_.value_or(0));
   o.tensor_parallel = static_cast<int>(tensor_parallel_.value_or(1));
+  o.pipeline_parallel = static_cast<int>(pipeline_parallel_.value_or(1));
   o.activations = activations_ == "bf16" ? runner::Activations::Bf16 : runner::Activations::Fp32;
   o.eager = eager_;
   o.batch_invariant = batch_invariant_;

@@ -15,7 +15,7 @@ struct DeviceOptions {
   std::string device;         // "cpu", "cuda", "cuda:1"
   bool device_named = false;  // by the user; else the machine's own choice
   int threads = 0;
-  int tensor_parallel = 1;
+  int tensor_parallel = 1, pipeline_parallel = 1;
   runner::Activations activations = runner::Activations::Fp32;
   std::uint64_t memory_limit = 0;
   double memory_share = 0;
@@ -35,7 +35,7 @@ class DeviceArguments {
 
  private:
   std::optional<std::string> device_, gpu_memory_;
-  std::optional<std::int64_t> threads_, tensor_parallel_;
+  std::optional<std::int64_t> threads_, tensor_parallel_, pipeline_parallel_;
   std::string activations_ = "fp32";
   bool eager_ = false, batch_invariant_ = false;
 };

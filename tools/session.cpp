@@ -175,7 +175,7 @@ bool Session::compare_with_cpu(const std::vector<text::TokenId>& prompt) {
   runner_ = runner::make_runner(o);
   runner::Options reference = o;
   reference.device = "cpu";
-  reference.tensor_parallel = 1;
+  reference.tensor_parallel = reference.pipeline_parallel = 1;
   reference.activations = runner::Activations::Bf16;
   reference.gemm = runner::Gemm::Auto;
   const std::unique_ptr<runner::Runner> cpu = runner::make_runner(reference);

@@ -10,18 +10,32 @@
 #endif
 
 namespace glyd::runner {
+namespace {
+
+void check_ranks(const Options& options) {
+  const int tp = options.tensor_parallel, pp = options.pipeline_parallel;
+  if (tp < 1 || tp > kMaxRanks) fail(Code::Usage, "-tp {}: expected 1 to {}", tp, kMaxRanks);
+  if (pp < 1 || pp > kMaxRanks) fail(Code::Usage, "-pp {}: expected 1 to {}", pp, kMaxRanks);
+  if (tp * pp > kMaxRanks)
+    fail(Code::Usage, "-tp {} -pp {}: that is {} ranks, at most {} are possible; lower one of the two", tp, pp, tp * pp,
+         kMaxRanks);
+}
+
+}  // namespace
 
 std::unique_ptr<Runner> make_runner(const Options& options) {
-  if (options.tensor_parallel < 1 || options.tensor_parallel > kMaxRanks)
-    fail(Code::Usage, "-tp {}: expected 1 to {}", options.tensor_parallel, kMaxRanks);
+  check_ranks(options);
+  const bool alone = options.tensor_parallel == 1 && options.pipeline_parallel == 1;
   if (options.device == "cpu") {
-    if (options.tensor_parallel > 1) return make_parallel_cpu_runner(options);
+    if (!alone) return make_parallel_cpu_runner(options);
     return std::make_unique<cpu::CpuRunner>(options);
   }
   if (options.device == "cuda" || options.device.starts_with("cuda:")) {
 #ifdef GLYD_WITH_CUDA
     if (options.tensor_parallel > 1)
       fail(Code::Usage, "-tp {}: -tp on GPUs is not there yet; use -tp 1, or --device cpu", options.tensor_parallel);
+    if (options.pipeline_parallel > 1)
+      fail(Code::Usage, "-pp {}: -pp on GPUs is not there yet; use -pp 1, or --device cpu", options.pipeline_parallel);
     return make_cuda_runner(options);
 #else
     fail(Code::Usage, "--device {}: this build has no CUDA backend; use --device cpu, or build with -DGLYD_CUDA=ON",

@@ -17,7 +17,7 @@
 namespace glyd::runner {
 
 inline constexpr int kBlockSize = 16;  // tokens of one KV block
-inline constexpr int kMaxRanks = 64;
+inline constexpr int kMaxRanks = 64;   // of all stages
 
 enum class Activations { Fp32, Bf16 };  // Bf16 rounds where the specification's bf(...) stands
 
@@ -31,7 +31,8 @@ enum class Gemm { Auto, Cublas };
 struct Options {
   std::string device = "cpu";                   // "cpu", "cuda", "cuda:1"
   int threads = 0;                              // CPU threads; 0: all of the machine's
-  int tensor_parallel = 1;                      // ranks to split the model over, at most kMaxRanks
+  int tensor_parallel = 1;                      // ranks to split each layer over
+  int pipeline_parallel = 1;                    // stages of so many ranks to deal the layers out to
   Activations activations = Activations::Fp32;  // CPU runner only; a GPU always uses bf16
   WeightFormat weights = WeightFormat::AsStored;
   std::int64_t max_batch_tokens = 2048;  // most tokens of one step

@@ -14,6 +14,7 @@
 #include "model/packing.h"
 #include "runner/numbers.h"
 #include "runner/parallel/parallel_runner.h"
+#include "runner/rank_models.h"
 #include "runner/sequences.h"
 #include "support/fixtures.h"
 
@@ -24,27 +25,15 @@ using runner::Activations;
 using runner::Options;
 using runner::ParallelRunner;
 using runner::WeightFormat;
+using test::error_of;
 using test::Ids;
+using test::load;
+using test::options_for;
 using test::Rows;
-
-Options options_for(int ranks, WeightFormat weights = WeightFormat::AsStored,
-                    Activations activations = Activations::Fp32) {
-  Options o;
-  o.threads = ranks;  // one each
-  o.tensor_parallel = ranks;
-  o.weights = weights;
-  o.activations = activations;
-  o.kv_blocks = 64;
-  o.max_batch_tokens = 512;
-  return o;
-}
-
-std::unique_ptr<runner::Runner> load(const std::filesystem::path& model, const Options& options) {
-  auto runner = runner::make_runner(options);
-  Progress silent;
-  runner->load(model::Checkpoint::open(model), silent);
-  return runner;
-}
+using test::Shape;
+using test::shapes;
+using test::sizes;
+using test::TinyModel;
 
 // Largest difference, as a share of the row's largest logit.
 double difference(const std::vector<float>& a, const std::vector<float>& b) {
@@ -81,51 +70,6 @@ void check_same(runner::Runner& runner, runner::Runner& alone, const Ids& ids) {
     }
   }
   CHECK(a == b);
-}
-
-class TinyModel {
- public:
-  TinyModel(const std::string& type, const io::Json& changes) : config_(test::tiny_config(type, changes)) {
-    test::write_formula_model(dir_.path(), config_);
-  }
-  const std::filesystem::path& path() const { return dir_.path(); }
-  Ids ids(std::size_t n) const { return test::random_ids(n, config_["vocab_size"], 5); }
-
- private:
-  test::TempDir dir_;
-  io::Json config_;
-};
-
-struct Shape {
-  const char* type;
-  io::Json changes;
-};
-
-io::Json sizes(int heads, int kv_heads, int head_dim, int inner, int vocab) {
-  return {{"num_attention_heads", heads},
-          {"num_key_value_heads", kv_heads},
-          {"head_dim", head_dim},
-          {"intermediate_size", inner},
-          {"vocab_size", vocab}};
-}
-
-io::Json with(io::Json changes, const io::Json& more) {
-  changes.update(more);
-  return changes;
-}
-
-// Shapes that all degrees up to 8 serve: kv heads shared by ranks, uneven heads, odd inner sizes, ranks without rows of
-// the head, every kind of bias, tied heads.
-const std::vector<Shape>& shapes() {
-  static const std::vector<Shape> all = {
-      {"qwen3", sizes(8, 1, 8, 25, 32)},
-      {"qwen2", sizes(14, 2, 6, 41, 77)},
-      {"qwen3", with(sizes(16, 8, 4, 513, 300), {{"attention_bias", true}})},
-      {"llama", with(sizes(8, 8, 16, 100, 129), {{"attention_bias", true}, {"mlp_bias", true}})},
-      {"qwen3", with(sizes(10, 2, 10, 2047, 300), {{"tie_word_embeddings", true}})},
-      {"llama", with(sizes(24, 3, 8, 9, 17), {{"tie_word_embeddings", true}, {"mlp_bias", true}})},
-  };
-  return all;
 }
 
 TEST_CASE("tiny shapes over 2, 3, 4 and 8 ranks", "[runner][parallel]") {
@@ -239,17 +183,6 @@ TEST_CASE("all ranks hold the same bits after every layer", "[runner][parallel]"
       CHECK(std::equal(seen[rank].begin(), seen[rank].end(), seen[0].begin(), seen[0].end(), test::bits_equal));
     }
   }
-}
-
-std::string error_of(const std::function<void()>& body, Code code) {
-  try {
-    body();
-  } catch (const Error& e) {
-    CHECK(e.code() == code);
-    CHECK_THAT(e.what(), !Catch::Contains("\n"));
-    return e.what();
-  }
-  return "no error";
 }
 
 TEST_CASE("a rank that fails ends the step on all ranks, under its name", "[runner][parallel]") {

@@ -54,6 +54,11 @@ std::vector<std::pair<std::string, std::string>> CpuRunner::device_facts() const
   return {};
 }
 
+model::Shard CpuRunner::shard_of(const model::Config& config) const {
+  if (!communicator_) return model::make_shard(config, 0, 1);
+  return model::make_shard(config, communicator_->global_rank(), communicator_->size(), communicator_->stages());
+}
+
 MemoryPlan CpuRunner::plan(const model::Checkpoint& checkpoint) const {
   const model::Config& config = checkpoint.config();
   return plan(config, Weights::bytes(checkpoint, shard_of(config), options_.weights));
@@ -61,7 +66,7 @@ MemoryPlan CpuRunner::plan(const model::Checkpoint& checkpoint) const {
 
 MemoryPlan CpuRunner::plan(const model::Config& config, std::uint64_t weight_bytes) const {
   return plan_memory(model::shard_config(config, shard_of(config)), weight_bytes, options_, pool_.size(),
-                     available_memory() / static_cast<std::uint64_t>(ranks()));
+                     available_memory() / static_cast<std::uint64_t>(communicator_ ? communicator_->global_size() : 1));
 }
 
 MemoryPlan CpuRunner::plan_random(const model::Config& config) const {
@@ -95,7 +100,8 @@ void CpuRunner::release() {
 void CpuRunner::allocate(const model::Config& whole, MemoryPlan plan) {
   // All ranks have planned, with the memory that was there, before the first one takes any.
   if (communicator_) plan.kv_blocks = communicator_->all_min(plan.kv_blocks);
-  const model::Config config = model::shard_config(whole, shard_of(whole));
+  shard_ = shard_of(whole);
+  const model::Config config = model::shard_config(whole, shard_);
   const auto tokens = static_cast<std::size_t>(options_.max_batch_tokens);
   const auto hidden = static_cast<std::size_t>(config.hidden_size);
   const auto inner = static_cast<std::size_t>(config.intermediate_size);
@@ -121,7 +127,7 @@ void CpuRunner::allocate(const model::Config& whole, MemoryPlan plan) {
 }
 
 StepResult CpuRunner::step(const Batch& batch) {
-  if (!weights_.embed) fail(Code::Runtime, "the CPU runner has no model: load one first");
+  if (weights_.layers.empty()) fail(Code::Runtime, "the CPU runner has no model: load one first");
   validate(batch, {config_.vocab_size, kv_blocks_, options_.max_batch_tokens, options_.max_sequences});
 
   std::vector<std::int32_t> sequence_of(batch.token_ids.size());
@@ -130,15 +136,30 @@ StepResult CpuRunner::step(const Batch& batch) {
     std::fill(sequence_of.begin() + batch.query_start[i], sequence_of.begin() + batch.query_start[i + 1], s);
   }
   rope_.prepare(*context_, batch.positions);
-  embed(*context_, *weights_.embed, batch.token_ids, work_.hidden.rows());
-  show_hidden(-1, batch);
+  const std::span<float> hidden = hidden_states(batch.token_ids.size());
+  if (shard_.first_stage()) {
+    embed(*context_, *weights_.embed, batch.token_ids, work_.hidden.rows());
+    show_hidden(-1, batch);
+  } else {
+    communicator_->receive_from_previous(std::as_writable_bytes(hidden));
+  }
   for (int layer = 0; layer < config_.layers; ++layer) {
     run_layer(layer, batch, sequence_of);
-    show_hidden(layer, batch);
+    show_hidden(static_cast<int>(shard_.layers.begin) + layer, batch);
+  }
+  if (!shard_.last_stage()) {
+    communicator_->send_to_next(std::as_bytes(hidden));
+    return {};
   }
   StepResult result = logits(batch);
-  if (!batch.greedy.empty() && rank() == 0) choose_ids(batch, result);
+  if (!batch.greedy.empty() && shard_.rank == 0) choose_ids(batch, result);
   return result;
+}
+
+// Of the first tokens, with the padding of their rows.
+std::span<float> CpuRunner::hidden_states(std::size_t tokens) {
+  const FloatRows h = work_.hidden.rows();
+  return {h.data, tokens * h.stride};
 }
 
 // The arg-max that a GPU would take, on the host: rows that asked for it become ids, the others move together.
@@ -202,7 +223,7 @@ StepResult CpuRunner::logits(const Batch& batch) {
   const std::size_t own = weights_.head().rows();  // of the vocabulary
   std::vector<float> part;
   try {
-    if (rank() == 0) result.logits.resize(rows * vocab);
+    if (shard_.rank == 0) result.logits.resize(rows * vocab);
     if (communicator_) part.resize(rows * own);
   } catch (const std::bad_alloc&) {
     fail(Code::Memory, "logits of {} tokens: the system gave no memory for {} bytes", rows,
@@ -215,14 +236,15 @@ StepResult CpuRunner::logits(const Batch& batch) {
   float* const out = communicator_ ? part.data() : result.logits.data();
   matmul(*context_, weights_.head(), normed, rows, nullptr, Rounding::None, {out, own});
   for (std::size_t i = 0; communicator_ && i < rows; ++i) {
-    const std::span<float> row = rank() == 0 ? std::span(result.logits).subspan(i * vocab, vocab) : std::span<float>();
+    const std::span<float> row =
+        shard_.rank == 0 ? std::span(result.logits).subspan(i * vocab, vocab) : std::span<float>();
     communicator_->all_gather(std::span(part).subspan(i * own, own), row);
   }
   return result;
 }
 
 std::uint64_t CpuRunner::bytes_per_step() const {
-  std::uint64_t bytes = weights_.head().bytes();
+  std::uint64_t bytes = shard_.last_stage() ? weights_.head().bytes() : 0;
   for (const LayerWeights& w : weights_.layers)
     bytes += w.qkv->bytes() + w.o->bytes() + w.gate_up->bytes() + w.down->bytes();
   return bytes;

@@ -2,7 +2,8 @@
 // The CPU backend: the readable reference. Each step of a layer is one operation, one file.
 //
 // It may be one of several ranks that have a part of the model each (model/sharding.h). A rank computes with its own
-// heads and inner size as if they were the model's; in two places of a layer, and for the logits, it meets the others.
+// layers, heads and inner size as if they were the model's; in two places of a layer, and for the logits, it meets the
+// others of its stage. Hidden states come from the stage before and go to the one behind.
 
 #include <cstdint>
 #include <optional>
@@ -33,7 +34,7 @@ class CpuRunner : public Runner {
   void load(const model::Checkpoint& checkpoint, Progress& progress) override;
   MemoryPlan plan_random(const model::Config& config) const override;
   void load_random(const model::Config& config, std::uint64_t seed, Progress& progress) override;
-  StepResult step(const Batch& batch) override;  // results come out of the first rank alone
+  StepResult step(const Batch& batch) override;  // results come out of the last stage's first rank alone
   std::int64_t kv_blocks() const override { return kv_blocks_; }
   std::string device_name() const override;
 
@@ -59,13 +60,12 @@ class CpuRunner : public Runner {
   };
 
   MemoryPlan plan(const model::Config& config, std::uint64_t weight_bytes) const;
-  int rank() const { return communicator_ ? communicator_->rank() : 0; }
-  int ranks() const { return communicator_ ? communicator_->size() : 1; }
-  model::Shard shard_of(const model::Config& config) const { return model::make_shard(config, rank(), ranks()); }
+  model::Shard shard_of(const model::Config& config) const;
   void release();
   void allocate(const model::Config& config, MemoryPlan plan);
   void run_layer(int layer, const Batch& batch, std::span<const std::int32_t> sequence_of);
   void add_ranks(FloatRows sums, std::size_t tokens);
+  std::span<float> hidden_states(std::size_t tokens);
   void show_hidden(int layer, const Batch& batch);
   StepResult logits(const Batch& batch);
   void choose_ids(const Batch& batch, StepResult& result) const;
@@ -74,7 +74,8 @@ class CpuRunner : public Runner {
   const Kernels& kernels_;
   Communicator* const communicator_;
   ThreadPool pool_;
-  model::Config config_;  // heads and inner size are the rank's own
+  model::Shard shard_;
+  model::Config config_;  // layers, heads and inner size are the rank's own
   Weights weights_;
   KvCache cache_;
   RopeTable rope_;

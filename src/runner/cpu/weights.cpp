@@ -89,9 +89,10 @@ std::vector<float> of_rows(const std::vector<float>& whole, const std::vector<Ra
   return part;
 }
 
-Weights make_weights(const Source& source, const model::ModelSpec& spec, const model::Shard& shard) {
+Weights make_weights(const Source& source, const model::ModelSpec& whole, const model::Shard& shard) {
+  const model::ModelSpec spec = model::shard_spec(whole, shard);
   Weights weights;
-  weights.embed = make_matrix(source, spec.embed, model::whole(spec.embed));
+  if (shard.first_stage()) weights.embed = make_matrix(source, spec.embed, model::whole(spec.embed));
   for (const model::LayerSpec& layer : spec.layers) {
     LayerWeights w;
     w.input_norm = make_vector(source, layer.input_norm);
@@ -109,19 +110,21 @@ Weights make_weights(const Source& source, const model::ModelSpec& spec, const m
     weights.layers.push_back(std::move(w));
   }
   weights.final_norm = make_vector(source, spec.final_norm);
-  weights.tied = spec.lm_head.members.empty();
-  if (!weights.tied) {
+  if (!spec.lm_head.members.empty()) {
     weights.lm_head = make_matrix(source, spec.lm_head, shard.lm_head);
-  } else if (shard.ranks > 1) {
-    weights.lm_head = std::make_unique<RowsOf>(*weights.embed, shard.vocab.begin, shard.vocab.size());
+  } else if (shard.last_stage()) {
+    weights.head_in_embed = true;
+    if (shard.ranks > 1)
+      weights.lm_head = std::make_unique<RowsOf>(*weights.embed, shard.vocab.begin, shard.vocab.size());
   }
   return weights;
 }
 
-// All matrices of a spec, and what the shard has of each.
+// All matrices of the shard's spec, and what it has of each.
 std::vector<std::pair<const model::MatrixSpec*, MatrixPart>> all_parts(const model::ModelSpec& spec,
                                                                        const model::Shard& shard) {
-  std::vector<std::pair<const model::MatrixSpec*, MatrixPart>> all{{&spec.embed, model::whole(spec.embed)}};
+  std::vector<std::pair<const model::MatrixSpec*, MatrixPart>> all;
+  if (shard.first_stage()) all.emplace_back(&spec.embed, model::whole(spec.embed));
   for (const model::LayerSpec& layer : spec.layers)
     all.insert(
         all.end(),
@@ -136,7 +139,8 @@ std::uint64_t plain_bytes(const MatrixPart& part) {
 }
 
 // Bytes of bf16 that a shard has, vectors whole.
-std::uint64_t file_bytes(const model::ModelSpec& spec, const model::Shard& shard) {
+std::uint64_t file_bytes(const model::ModelSpec& whole, const model::Shard& shard) {
+  const model::ModelSpec spec = model::shard_spec(whole, shard);
   std::uint64_t bytes = 0;
   for (const auto& [matrix, part] : all_parts(spec, shard))
     bytes = add(bytes, multiply(multiply(part.row_count(), part.cols.size()), sizeof(Bf16)));
@@ -159,7 +163,8 @@ std::uint64_t mixed(std::uint64_t x) {  // the finaliser of splitmix64
 
 }  // namespace
 
-std::uint64_t Weights::bytes(const model::ModelSpec& spec, const model::Shard& shard) {
+std::uint64_t Weights::bytes(const model::ModelSpec& whole, const model::Shard& shard) {
+  const model::ModelSpec spec = model::shard_spec(whole, shard);
   std::uint64_t bytes = 0;
   for (const auto& [matrix, part] : all_parts(spec, shard)) bytes = add(bytes, plain_bytes(part));
   for (const auto* v : model::all_vectors(spec)) bytes = add(bytes, multiply(v->size, sizeof(float)));
@@ -169,14 +174,17 @@ std::uint64_t Weights::bytes(const model::ModelSpec& spec, const model::Shard& s
 std::uint64_t Weights::bytes(const model::Checkpoint& checkpoint, const model::Shard& shard, WeightFormat format) {
   std::uint64_t bytes = Weights::bytes(checkpoint.spec(), shard);
   if (format == WeightFormat::Bf16) return bytes;
-  for (const auto& [matrix, part] : all_parts(checkpoint.spec(), shard)) {
+  const model::ModelSpec spec = model::shard_spec(checkpoint.spec(), shard);
+  for (const auto& [matrix, part] : all_parts(spec, shard)) {
     if (const auto packed = checkpoint.packed_part(*matrix, part)) bytes = bytes - plain_bytes(part) + packed->bytes();
   }
   return bytes;
 }
 
 std::uint64_t Weights::bytes() const {
-  std::uint64_t bytes = final_norm.size() * sizeof(float) + embed->bytes() + (tied ? 0 : lm_head->bytes());
+  std::uint64_t bytes = final_norm.size() * sizeof(float);
+  if (embed) bytes += embed->bytes();
+  if (lm_head && !head_in_embed) bytes += lm_head->bytes();
   for (const LayerWeights& w : layers) {
     bytes += w.qkv->bytes() + w.o->bytes() + w.gate_up->bytes() + w.down->bytes();
     for (const auto* v :

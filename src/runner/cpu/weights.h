@@ -21,12 +21,12 @@ struct LayerWeights {
 };
 
 struct Weights {
-  std::unique_ptr<WeightRows> embed;
+  std::unique_ptr<WeightRows> embed;  // the first stage's
   std::vector<LayerWeights> layers;
-  std::vector<float> final_norm;
-  // Null when tied; a rank's rows of a tied head are a part of `embed`, seen through this.
+  std::vector<float> final_norm;  // this and the head: the last stage's
+  // Null when the head is `embed`; a rank's rows of that are seen through this.
   std::unique_ptr<WeightRows> lm_head;
-  bool tied = false;
+  bool head_in_embed = false;  // the head has no memory of its own
 
   std::uint64_t bytes() const;  // in memory
 

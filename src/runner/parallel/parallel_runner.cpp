@@ -30,8 +30,18 @@ void rethrow(const std::exception_ptr& error, std::size_t rank, std::size_t rank
 
 }  // namespace
 
-ParallelRunner::ParallelRunner(int ranks, const MakeRank& make_rank) : group_(ranks), threads_(ranks) {
-  for (int rank = 0; rank < ranks; ++rank) ranks_.push_back(make_rank(group_.communicator(rank)));
+ParallelRunner::ParallelRunner(int ranks, const MakeRank& make_rank, int stages)
+    : ranks_of_stage_(static_cast<std::size_t>(ranks)),
+      stages_(static_cast<std::size_t>(stages)),
+      group_(ranks, stages),
+      threads_(ranks * stages) {
+  for (int rank = 0; rank < ranks * stages; ++rank) ranks_.push_back(make_rank(group_.communicator(rank)));
+}
+
+std::vector<Runner*> ParallelRunner::leaders() const {
+  std::vector<Runner*> leaders;
+  for (std::size_t r = 0; r < ranks_.size(); r += ranks_of_stage_) leaders.push_back(ranks_[r].get());
+  return leaders;
 }
 
 void ParallelRunner::on_all(const std::function<void(std::size_t, Runner&)>& body) {
@@ -99,7 +109,7 @@ StepResult ParallelRunner::step(const Batch& batch) {
   StepResult result;
   on_all([&](std::size_t r, Runner& rank) {
     StepResult own = rank.step(batch);
-    if (r == 0) result = std::move(own);
+    if (r == (stages_ - 1) * ranks_of_stage_) result = std::move(own);
   });
   return result;
 }
@@ -126,22 +136,59 @@ std::int64_t ParallelRunner::kv_blocks() const {
 }
 
 std::string ParallelRunner::device_name() const {
-  return fmt::format("{} ranks, each {}", ranks_.size(), first().device_name());
+  const std::string ranks = stages_ == 1           ? fmt::format("{} ranks", ranks_of_stage_)
+                            : ranks_of_stage_ == 1 ? fmt::format("{} stages", stages_)
+                                                   : fmt::format("{} x {} ranks", ranks_of_stage_, stages_);
+  return fmt::format("{}, each {}", ranks, first().device_name());
 }
 
 double ParallelRunner::read_bandwidth() {
-  std::vector<double> each(ranks_.size());
-  on_all([&](std::size_t r, Runner& rank) { each[r] = rank.read_bandwidth(); });
-  return std::accumulate(each.begin(), each.end(), 0.0);
+  std::vector<double> of_stages;
+  for (std::size_t stage = 0; stage < stages_; ++stage) {
+    std::vector<double> each(ranks_.size());
+    on_all([&](std::size_t r, Runner& rank) {
+      if (r / ranks_of_stage_ == stage) each[r] = rank.read_bandwidth();
+    });
+    of_stages.push_back(std::accumulate(each.begin(), each.end(), 0.0));
+  }
+  return *std::min_element(of_stages.begin(), of_stages.end());
+}
+
+// Stages take turns, so the trace is called by one thread at a time and sees the layers in order.
+void ParallelRunner::set_trace(Trace trace) {
+  const auto shared = std::make_shared<Trace>(std::move(trace));
+  for (Runner* rank : leaders()) {
+    if (*shared) {
+      rank->set_trace([shared](int layer, std::span<const float> hidden) { (*shared)(layer, hidden); });
+    } else {
+      rank->set_trace({});
+    }
+  }
+}
+
+std::vector<std::pair<std::string, double>> ParallelRunner::step_profile() {
+  std::vector<std::pair<std::string, double>> sum;
+  for (Runner* rank : leaders()) {
+    for (auto& [name, seconds] : rank->step_profile()) {
+      const auto same = std::find_if(sum.begin(), sum.end(), [&](const auto& part) { return part.first == name; });
+      if (same != sum.end()) {
+        same->second += seconds;
+      } else {
+        sum.emplace_back(std::move(name), seconds);
+      }
+    }
+  }
+  return sum;
 }
 
 std::unique_ptr<Runner> make_parallel_cpu_runner(const Options& options) {
   Options of_rank = options;
   const int threads = options.threads == 0 ? available_threads() : options.threads;
-  of_rank.threads = std::max(1, threads / options.tensor_parallel);
-  return std::make_unique<ParallelRunner>(options.tensor_parallel, [&](Communicator& communicator) {
+  of_rank.threads = std::max(1, threads / options.tensor_parallel);  // of a stage in its turn
+  const auto make_rank = [&](Communicator& communicator) {
     return std::make_unique<cpu::CpuRunner>(of_rank, cpu::best_kernels(), &communicator);
-  });
+  };
+  return std::make_unique<ParallelRunner>(options.tensor_parallel, make_rank, options.pipeline_parallel);
 }
 
 }  // namespace glyd::runner

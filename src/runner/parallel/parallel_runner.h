@@ -1,6 +1,7 @@
 #pragma once
 // A model split over several ranks (model/sharding.h), seen as one runner. Each rank is a runner with a part of the
-// model, on a thread of its own; it gets the same batches as all others and the same hidden states, and the first one
+// model, on a thread of its own; it gets the same batches as all others and the same hidden states as those of its
+// stage. Stages take turns: each waits for the hidden states of the one before. The first rank of the last stage
 // delivers the results.
 
 #include <cstdint>
@@ -20,7 +21,8 @@ class ParallelRunner : public Runner {
  public:
   // Makes the runner of one rank; the communicator is the rank's, and lives longer than it.
   using MakeRank = std::function<std::unique_ptr<Runner>(Communicator&)>;
-  ParallelRunner(int ranks, const MakeRank& make_rank);
+  // `stages` of `ranks` each.
+  ParallelRunner(int ranks, const MakeRank& make_rank, int stages = 1);
 
   // The sum of the ranks; KV blocks are as many as the rank with the fewest has.
   MemoryPlan plan(const model::Checkpoint& checkpoint) const override;
@@ -39,19 +41,22 @@ class ParallelRunner : public Runner {
   std::vector<LoadStage> load_stages() const override { return first().load_stages(); }
   std::uint64_t memory_used() const override;
   std::int64_t preferred_chunk() const override { return first().preferred_chunk(); }
-  double read_bandwidth() override;  // of all ranks at once
+  double read_bandwidth() override;  // of the ranks of a stage at once; of the slowest stage
   std::vector<std::pair<std::string, std::string>> device_facts() const override { return first().device_facts(); }
-  void set_trace(Trace trace) override { ranks_.front()->set_trace(std::move(trace)); }
-  std::vector<std::pair<std::string, double>> step_profile() override { return ranks_.front()->step_profile(); }
+  void set_trace(Trace trace) override;
+  std::vector<std::pair<std::string, double>> step_profile() override;  // of all stages, one after another
 
  private:
   const Runner& first() const { return *ranks_.front(); }
   MemoryPlan sum_of_plans(const std::function<MemoryPlan(const Runner&)>& plan_of) const;
+  // The first rank of each stage.
+  std::vector<Runner*> leaders() const;
   // Calls body(rank's number, rank's runner) for all at once. Throws the error of the first rank that has one.
   void on_all(const std::function<void(std::size_t, Runner&)>& body);
 
+  const std::size_t ranks_of_stage_, stages_;
   LoopbackGroup group_;
-  std::vector<std::unique_ptr<Runner>> ranks_;
+  std::vector<std::unique_ptr<Runner>> ranks_;  // stage by stage
   RankThreads threads_;
 };
 
