@@ -12,9 +12,15 @@
 
 namespace glyd::cuda {
 
-// Gaussian weights: element i of a matrix is bf(sigma * normal(seed, i)), a function of seed and i alone.
-cudaError_t random_weights(std::uint64_t seed, float sigma, std::int64_t count, std::uint16_t* out,
-                           cudaStream_t stream);
+// Some rows and columns of a matrix with `all_cols` columns.
+struct Window {
+  std::int64_t first_row = 0, rows = 0, first_col = 0, cols = 0, all_cols = 0;
+};
+
+// Gaussian weights: element i of a matrix, row by row, is bf(sigma * normal(seed, i)), a function of seed and i alone.
+// Those of a window to out [rows][stride], stride a multiple of 8; columns from cols to stride become zero.
+cudaError_t random_weights(std::uint64_t seed, float sigma, const Window& window, std::uint16_t* out,
+                           std::int64_t stride, cudaStream_t stream);
 
 // Rows first_row (a multiple of 64) to first_row + rows as bf16 [rows][stride], row-major; columns from cols to stride
 // (a multiple of 8) become zero.

@@ -28,32 +28,39 @@ __device__ __forceinline__ std::uint32_t gaussian_pair(std::uint64_t seed, std::
   return bf16_bits(radius * cosine) | bf16_bits(radius * sine) << 16;
 }
 
+// Eight columns of a row a thread.
 __global__ void __launch_bounds__(kThreads)
-    random_weights_kernel(std::uint64_t seed, float sigma, std::int64_t count, std::uint16_t* out) {
+    random_weights_kernel(std::uint64_t seed, float sigma, Window window, std::int64_t eights, std::uint16_t* out) {
   let_next_start();
   wait_for_previous();
-  const std::int64_t eight = static_cast<std::int64_t>(blockIdx.x) * kThreads + threadIdx.x;
-  if (eight * 8 >= count) return;
-  std::uint32_t pairs[4];
-  for (int i = 0; i < 4; ++i) pairs[i] = gaussian_pair(seed, static_cast<std::uint64_t>(eight) * 4 + i, sigma);
-  std::uint16_t* const to = out + eight * 8;
-  if (eight * 8 + 8 <= count) {
-    *reinterpret_cast<uint4*>(to) = {pairs[0], pairs[1], pairs[2], pairs[3]};
+  const std::int64_t at = static_cast<std::int64_t>(blockIdx.x) * kThreads + threadIdx.x;
+  if (at >= window.rows * eights) return;
+  const std::int64_t row = at / eights, col = at % eights * 8;
+  const std::int64_t first = (window.first_row + row) * window.all_cols + window.first_col + col;
+  std::uint32_t words[4] = {};
+  if (first % 2 == 0 && col + 8 <= window.cols) {
+    for (int i = 0; i < 4; ++i) words[i] = gaussian_pair(seed, static_cast<std::uint64_t>(first) / 2 + i, sigma);
   } else {
-    for (int i = 0; i < count - eight * 8; ++i) to[i] = static_cast<std::uint16_t>(pairs[i / 2] >> (i % 2 * 16));
+    for (int i = 0; i < 8 && col + i < window.cols; ++i) {
+      const auto index = static_cast<std::uint64_t>(first + i);
+      const std::uint32_t value = gaussian_pair(seed, index / 2, sigma) >> (index % 2 * 16) & 0xFFFF;
+      words[i / 2] |= value << (i % 2 * 16);
+    }
   }
+  reinterpret_cast<uint4*>(out)[at] = {words[0], words[1], words[2], words[3]};
 }
 
 }  // namespace
 
-cudaError_t random_weights(std::uint64_t seed, float sigma, std::int64_t count, std::uint16_t* out,
-                           cudaStream_t stream) {
-  if (count == 0) return cudaSuccess;
-  const std::int64_t blocks = (count + 8 * kThreads - 1) / (8 * kThreads);
-  if (count < 0 || blocks >= std::int64_t{1} << 31) return cudaErrorInvalidValue;
+cudaError_t random_weights(std::uint64_t seed, float sigma, const Window& window, std::uint16_t* out,
+                           std::int64_t stride, cudaStream_t stream) {
+  if (window.rows < 0 || window.cols < 0 || window.cols > stride || stride % 8 != 0) return cudaErrorInvalidValue;
+  const std::int64_t eights = stride / 8, blocks = (window.rows * eights + kThreads - 1) / kThreads;
+  if (blocks == 0) return cudaSuccess;
+  if (blocks >= std::int64_t{1} << 31) return cudaErrorInvalidValue;
   // Seeds that are neighbours are hashed apart; without this, they would give shifted copies of one sequence.
   return launch(random_weights_kernel, dim3(static_cast<unsigned>(blocks)), dim3(kThreads), 0, stream,
-                mixed(seed + 0x9e3779b97f4a7c15u), sigma, count, out);
+                mixed(seed + 0x9e3779b97f4a7c15u), sigma, window, eights, out);
 }
 
 }  // namespace glyd::cuda

@@ -32,10 +32,9 @@ std::unique_ptr<Runner> make_runner(const Options& options) {
   }
   if (options.device == "cuda" || options.device.starts_with("cuda:")) {
 #ifdef GLYD_WITH_CUDA
-    if (options.tensor_parallel > 1)
-      fail(Code::Usage, "-tp {}: -tp on GPUs is not there yet; use -tp 1, or --device cpu", options.tensor_parallel);
-    if (options.pipeline_parallel > 1)
-      fail(Code::Usage, "-pp {}: -pp on GPUs is not there yet; use -pp 1, or --device cpu", options.pipeline_parallel);
+    if (!alone) {
+      return std::make_unique<ParallelRunner>(options.tensor_parallel, cuda_ranks(options), options.pipeline_parallel);
+    }
     return make_cuda_runner(options);
 #else
     fail(Code::Usage, "--device {}: this build has no CUDA backend; use --device cpu, or build with -DGLYD_CUDA=ON",

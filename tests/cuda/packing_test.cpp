@@ -370,8 +370,7 @@ TEST_CASE("a matrix of 5120 x 5120 is packed, gathered and unpacked on the GPU",
   GLYD_NEEDS_GPU();
   const UnitGrid grid{5120, 5120};
   DeviceBuffer<std::uint16_t> made(grid.rows * grid.cols);
-  CUDA_REQUIRE(cuda::random_weights(fresh_seed(), 0.02f, static_cast<std::int64_t>(grid.rows * grid.cols), made.data(),
-                                    nullptr));
+  CUDA_REQUIRE(cuda::random_weights(fresh_seed(), 0.02f, {0, 5120, 0, 5120, 5120}, made.data(), 5120, nullptr));
   CUDA_REQUIRE(cudaDeviceSynchronize());
   const std::vector<std::uint16_t> bits = made.to_host();
   Weights weights(bits.size());
@@ -616,14 +615,22 @@ TEST_CASE("random corruptions are refused on the GPU when the CPU refuses them",
 
 TEST_CASE("random weights are a function of seed and index, and Gaussian", "[cuda][gpu][packing]") {
   GLYD_NEEDS_GPU();
-  const auto make = [](std::uint64_t seed, std::size_t count, float sigma) {
+  const auto make_window = [](std::uint64_t seed, const cuda::Window& window, std::int64_t stride, float sigma) {
+    const auto count = static_cast<std::size_t>(window.rows * stride);
     DeviceBuffer<std::uint16_t> out(count + 8);
-    CUDA_REQUIRE(cuda::random_weights(seed, sigma, static_cast<std::int64_t>(count), out.data(), nullptr));
+    CUDA_REQUIRE(cuda::random_weights(seed, sigma, window, out.data(), stride, nullptr));
     CUDA_REQUIRE(cudaDeviceSynchronize());
     std::vector<std::uint16_t> host = out.to_host();
     for (std::size_t i = count; i < host.size(); ++i) REQUIRE(host[i] == 0xCDCD);
     host.resize(count);
     return host;
+  };
+  const auto make = [&](std::uint64_t seed, std::size_t count, float sigma) {  // one row
+    const auto cols = static_cast<std::int64_t>(count);
+    std::vector<std::uint16_t> row = make_window(seed, {0, 1, 0, cols, cols}, (cols + 7) / 8 * 8, sigma);
+    for (std::size_t i = count; i < row.size(); ++i) REQUIRE(row[i] == 0);
+    row.resize(count);
+    return row;
   };
   constexpr std::size_t kCount = 1 << 20;
   const std::uint64_t seed = fresh_seed();
@@ -633,6 +640,17 @@ TEST_CASE("random weights are a function of seed and index, and Gaussian", "[cud
   for (const std::size_t count : {1, 7, 8, 9, 2049}) {
     CHECK(make(seed, count, 0.02f) ==
           std::vector<std::uint16_t>(a.begin(), a.begin() + static_cast<std::ptrdiff_t>(count)));
+  }
+  // A part of a matrix is the same wherever it is made.
+  for (const cuda::Window w : {cuda::Window{0, 5, 0, 99, 99}, {3, 4, 32, 64, 1000}, {7, 2, 1, 33, 77}}) {
+    const std::int64_t stride = (w.cols + 31) / 32 * 32;
+    const std::vector<std::uint16_t> part = make_window(seed, w, stride, 0.02f);
+    for (std::int64_t r = 0; r < w.rows; ++r) {
+      for (std::int64_t c = 0; c < stride; ++c) {
+        const auto in_all = static_cast<std::size_t>((w.first_row + r) * w.all_cols + w.first_col + c);
+        REQUIRE(part[static_cast<std::size_t>(r * stride + c)] == (c < w.cols ? a[in_all] : 0));
+      }
+    }
   }
   const std::vector<std::uint16_t> b = make(seed + 1, kCount, 0.02f);
   std::size_t equal = 0, above = 0;

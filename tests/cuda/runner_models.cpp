@@ -55,7 +55,11 @@ void overwrite_tensor(const std::filesystem::path& dir, const std::string& tenso
 
 std::unique_ptr<runner::Runner> gpu_runner(const GpuSetup& setup) {
   runner::Options options;
-  options.device = "cuda";
+  options.device = setup.device;
+  options.tensor_parallel = setup.tensor_parallel;
+  options.pipeline_parallel = setup.pipeline_parallel;
+  const int ranks = setup.tensor_parallel * setup.pipeline_parallel;
+  for (int i = 0; setup.device.empty() && i < ranks; ++i) options.device += i == 0 ? "cuda:0" : ",cuda:0";
   options.weights = setup.weights;
   options.eager = setup.eager;
   options.gemm = setup.gemm;

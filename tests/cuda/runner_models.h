@@ -34,6 +34,8 @@ struct GpuSetup {
   std::int64_t max_sequences = 160, kv_blocks = 512, context = 1024;
   std::uint64_t memory_limit = 0;
   std::vector<bool> allowed = {};
+  int tensor_parallel = 1, pipeline_parallel = 1;
+  std::string device = {};  // empty: all ranks on the first GPU
 };
 std::unique_ptr<runner::Runner> gpu_runner(const GpuSetup& setup = {});  // without a model
 std::unique_ptr<runner::Runner> load_gpu(const std::filesystem::path& model, const GpuSetup& setup = {});

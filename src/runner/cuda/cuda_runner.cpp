@@ -15,7 +15,10 @@
 #include "runner/cuda/forward.h"
 #include "runner/cuda/memory_plan.h"
 #include "runner/cuda/profile.h"
+#include "runner/cuda/rank_exchange.h"
+#include "runner/cuda/rank_group.h"
 #include "runner/cuda/step_input.h"
+#include "runner/cuda/weight_source.h"
 #include "runner/cuda/weights.h"
 #include "runner/validate_batch.h"
 
@@ -28,43 +31,43 @@ double seconds_since(Clock::time_point start) { return std::chrono::duration<dou
 
 class CudaRunner : public Runner {
  public:
-  explicit CudaRunner(const Options& options)
-      : options_(options), index_(device_index(options.device)), kernels_(choose_kernels(index_)) {
+  // `group`, `communicator` null: the only rank.
+  CudaRunner(const Options& options, std::shared_ptr<RankGroup> group, Communicator* communicator)
+      : options_(options),
+        group_(std::move(group)),
+        communicator_(communicator),
+        index_(group_ ? group_->device(communicator->global_rank()) : device_index(options.device)),
+        kernels_(choose_kernels(index_)) {
     if (options.gemm == Gemm::Cublas && options.weights == WeightFormat::Packed)
       fail(Code::Usage, "--gemm cublas: cuBLAS multiplies plain weights only; use it with --weights bf16");
     check(cudaDeviceGetAttribute(&multiprocessors_, cudaDevAttrMultiProcessorCount, index_), "the GPU");
   }
 
   MemoryPlan plan(const model::Checkpoint& checkpoint) const override {
-    return plan_of(checkpoint.config(), weight_sizes(checkpoint.spec(), &checkpoint, format(&checkpoint))).total;
+    const auto from = sizes_of(checkpoint);
+    return plan_of(checkpoint.config(), sizes(checkpoint.config(), checkpoint.spec(), *from, &checkpoint)).total;
   }
   MemoryPlan plan_random(const model::Config& config) const override {
-    return plan_of(config, weight_sizes(model::model_spec(config), nullptr, format(nullptr))).total;
+    const auto from = random_source(0, nullptr);
+    return plan_of(config, sizes(config, model::model_spec(config), *from, nullptr)).total;
   }
 
   void load(const model::Checkpoint& checkpoint, Progress& progress) override {
-    const WeightSizes sizes = weight_sizes(checkpoint.spec(), &checkpoint, format(&checkpoint));
-    load_with(checkpoint.config(), sizes, [&](const LoadSettings& settings) {
-      LoadSettings s = settings;
-      s.format = format(&checkpoint);
-      ThreadPool pool(options_.threads == 0 ? available_threads() : options_.threads);
-      return load_weights(checkpoint, s, model_->arena, pool, progress, stages_);
-    });
+    ThreadPool pool(options_.threads == 0 ? available_threads() : options_.threads);
+    const bool packs = format(&checkpoint) == WeightFormat::Packed && checkpoint.manifest() == nullptr;
+    load_with(checkpoint.config(), checkpoint.spec(), &checkpoint, packs ? "packing" : "loading", progress,
+              [&](cudaStream_t stream) { return checkpoint_source(checkpoint, pool, stream); });
   }
   void load_random(const model::Config& config, std::uint64_t seed, Progress& progress) override {
-    const model::ModelSpec spec = model::model_spec(config);
-    load_with(config, weight_sizes(spec, nullptr, format(nullptr)), [&](const LoadSettings& settings) {
-      LoadSettings s = settings;
-      s.format = format(nullptr);
-      return random_weights(spec, seed, s, model_->arena, progress, stages_);
-    });
+    load_with(config, model::model_spec(config), nullptr, "making random weights", progress,
+              [&](cudaStream_t stream) { return random_source(seed, stream); });
   }
 
   StepResult step(const Batch& batch) override;
   bool samples() const override { return model_ && can_sample(model_->config); }
 
   std::uint64_t bytes_per_step() const override {
-    std::uint64_t bytes = model().weights.head().bytes;
+    std::uint64_t bytes = model().weights.has_head() ? model().weights.head().bytes : 0;
     for (const DeviceLayer& l : model().weights.layers)
       bytes += l.qkv.bytes + l.o.bytes + l.gate_up.bytes + l.down.bytes;
     return bytes;
@@ -87,6 +90,7 @@ class CudaRunner : public Runner {
   std::vector<std::pair<std::string, std::string>> device_facts() const override {
     auto facts = facts_of_device(index_);
     facts.emplace_back("kernels", kernels_ == cuda::KernelSet::Hopper ? "sm_90a" : "generic");
+    if (group_) facts.emplace_back("sums by", group_->describe());
     return facts;
   }
   void set_trace(Trace trace) override { trace_ = std::move(trace); }
@@ -95,10 +99,12 @@ class CudaRunner : public Runner {
  private:
   // All that a loaded model has.
   struct Model {
-    model::Config config;
+    model::Config config;           // as this rank computes it
     std::uint64_t free_before = 0;  // of the device, before anything was allocated
+    model::Shard shard;
     Stream stream;
     Arena arena;
+    std::optional<RankExchange> exchange;  // with other ranks, where there are some
     DeviceWeights weights;
     WorkspaceShape shape;
     Workspace work{};
@@ -120,23 +126,47 @@ class CudaRunner : public Runner {
     }
     return options_.weights;
   }
-  DevicePlan plan_of(const model::Config& config, const WeightSizes& sizes) const {
-    return plan_device(config, sizes, options_, multiprocessors_, free_memory(index_), total_memory(index_));
+  model::Shard shard_of(const model::Config& config) const {
+    if (communicator_ == nullptr) return model::make_shard(config, 0, 1);
+    return model::make_shard(config, communicator_->global_rank(), communicator_->size(), communicator_->stages());
   }
-  template <class LoadWeights>
-  void load_with(const model::Config& config, const WeightSizes& sizes, const LoadWeights& load);
+  WeightSizes sizes(const model::Config& config, const model::ModelSpec& spec, const WeightSource& from,
+                    const model::Checkpoint* checkpoint) const {
+    const model::Shard shard = shard_of(config);
+    const bool estimated = checkpoint != nullptr && checkpoint->manifest() == nullptr;
+    return weight_sizes(model::shard_spec(spec, shard), shard, from, format(checkpoint), estimated);
+  }
+  ExchangeShape exchange_shape(const model::Config& config, const WorkspaceShape& shape) const {
+    return {config.hidden_size,  shape.columns,     shape.tokens,
+            head_columns(shape), config.vocab_size, shard_of(config).vocab};
+  }
+  DevicePlan plan_of(const model::Config& config, const WeightSizes& sizes) const;
+  template <class MakeSource>
+  void load_with(const model::Config& config, const model::ModelSpec& spec, const model::Checkpoint* checkpoint,
+                 const char* what, Progress& progress, const MakeSource& make_source);
   Model& model() const {
     if (!model_ || !model_->forward) fail(Code::Runtime, "the CUDA runner has no model: load one first");
     return *model_;
   }
+  void load_weights(const model::ModelSpec& whole, WeightSource& source, const WeightSizes& sizes, WeightFormat format,
+                    const char* what, Progress& progress);
+  void fill_tables();
+  bool captures() const {  // Ranks that share a GPU wait for each other on the host.
+    return !options_.eager && !trace_ && (group_ == nullptr || group_->transport() != Transport::SharedGpu);
+  }
+  int pass_size(int tokens) const;
   StepResult run_passes(const Batch& batch);
   const Graph* run_decode(int tokens);
   void take_rows(const PassPlan& pass, int first, int count, const Graph* finish_logits, const Batch& batch,
                  std::vector<std::int32_t>& ids, std::vector<std::vector<float>>& logits);
+  void take_results(const PassPlan& pass, const Graph* finish_logits, const Batch& batch,
+                    std::vector<std::int32_t>& ids, std::vector<std::vector<float>>& logits);
   void sample_rows(const PassPlan& pass, int first, int count, const Batch& batch, std::int32_t* drawn);
   std::function<void(int)> tracer(int tokens);
 
   Options options_;
+  std::shared_ptr<RankGroup> group_;
+  Communicator* communicator_;
   int index_;
   cuda::KernelSet kernels_;
   int multiprocessors_ = 0;
@@ -148,50 +178,104 @@ class CudaRunner : public Runner {
   Trace trace_;
 };
 
-template <class LoadWeights>
-void CudaRunner::load_with(const model::Config& config, const WeightSizes& sizes, const LoadWeights& load) {
+DevicePlan CudaRunner::plan_of(const model::Config& config, const WeightSizes& sizes) const {
+  DeviceFacts facts;
+  facts.multiprocessors = multiprocessors_;
+  facts.free = free_memory(index_);
+  facts.all = total_memory(index_);
+  if (group_) {
+    facts.ranks = group_->tensor_parallel();
+    facts.sharing = group_->ranks_on(index_);
+    facts.exchange = [&](const WorkspaceShape& shape) {
+      return RankExchange::bytes(exchange_shape(config, shape), *group_, communicator_->global_rank());
+    };
+  }
+  return plan_device(model::shard_config(config, shard_of(config)), sizes, options_, facts);
+}
+
+template <class MakeSource>
+void CudaRunner::load_with(const model::Config& config, const model::ModelSpec& spec,
+                           const model::Checkpoint* checkpoint, const char* what, Progress& progress,
+                           const MakeSource& make_source) {
+  check(cudaSetDevice(index_), "choosing the GPU");
   model_.reset();
   stages_.clear();
   capture_seconds_ = 0;
   last_decode_ = 0;
-  const std::uint64_t free = free_memory(index_);
-  const DevicePlan plan = plan_device(config, sizes, options_, multiprocessors_, free, total_memory(index_));
   model_ = std::make_unique<Model>();
   Model& m = *model_;
   try {
-    m.config = config;
-    m.free_before = free;
+    m.free_before = free_memory(index_);
+    const std::unique_ptr<WeightSource> source = make_source(m.stream.get());
+    const WeightSizes weight_sizes = sizes(config, spec, *source, checkpoint);
+    DevicePlan plan = plan_of(config, weight_sizes);
+    const std::uint64_t block_bytes = plan.total.kv_cache / static_cast<std::uint64_t>(plan.total.kv_blocks);
+    // All ranks have planned, with the memory that was there, before the first one takes any.
+    if (communicator_ != nullptr) {
+      plan.total.kv_blocks = communicator_->all_min(plan.total.kv_blocks);
+      plan.total.kv_cache = block_bytes * static_cast<std::uint64_t>(plan.total.kv_blocks);
+      plan.shape.cached = plan.total.kv_blocks * kBlockSize;
+    }
+    m.shard = shard_of(config);
+    m.config = model::shard_config(config, m.shard);
     m.shape = plan.shape;
     m.kv_blocks = plan.total.kv_blocks;
     // A little more than planned: weights that were only estimated, and alignment.
     m.arena = Arena(plan.total.total() + plan.total.weights / 32 + (64 << 20));
-    int shared_bytes = 0;
-    check(cudaDeviceGetAttribute(&shared_bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin, index_), "the GPU");
-    m.weights =
-        load({options_.weights, multiprocessors_, cuda::largest_block_bytes(kernels_, shared_bytes), m.stream.get()});
-    m.work = make_workspace(config, m.shape, m.arena);
+    load_weights(spec, *source, weight_sizes, format(checkpoint), what, progress);
+    m.work = make_workspace(m.config, m.shape, m.arena);
     const std::uint64_t cache = plan.total.kv_cache / 2 / sizeof(std::uint16_t);
     m.keys = m.arena.take<std::uint16_t>(cache, "the KV cache");
     m.values = m.arena.take<std::uint16_t>(cache, "the KV cache");
-    const std::vector<double> frequencies = model::inverse_frequencies(config.rope);
-    check(cudaMemcpyAsync(m.work.frequencies, frequencies.data(), frequencies.size() * sizeof(double),
-                          cudaMemcpyHostToDevice, m.stream.get()),
-          "loading");
-    std::vector<std::uint8_t> allowed(static_cast<std::size_t>(config.vocab_size), 1);
-    for (std::size_t i = 0; i < options_.allowed.size() && i < allowed.size(); ++i) allowed[i] = options_.allowed[i];
-    check(cudaMemcpyAsync(m.work.allowed, allowed.data(), allowed.size(), cudaMemcpyHostToDevice, m.stream.get()),
-          "loading");
-    check(cudaStreamSynchronize(m.stream.get()), "loading");  // before the host vectors go
+    if (group_) m.exchange.emplace(exchange_shape(config, m.shape), *group_, *communicator_, m.stream.get());
+    fill_tables();
     m.input.emplace(m.shape);
-    if (can_sample(config)) m.sampling.emplace(requests_bytes(m.shape));
+    if (can_sample(m.config)) m.sampling.emplace(requests_bytes(m.shape));
     m.output = PinnedMemory(2 * static_cast<std::uint64_t>(m.shape.sequences) * sizeof(std::int32_t));
     m.forward.emplace(m.config, m.weights, m.shape, m.work, m.keys, m.values, m.kv_blocks,
-                      Forward::Settings{kernels_, options_.gemm, options_.batch_invariant}, m.stream.get());
+                      Forward::Settings{kernels_, options_.gemm, options_.batch_invariant},
+                      m.exchange ? &*m.exchange : nullptr, m.stream.get());
     check(cudaStreamSynchronize(m.stream.get()), "loading");
   } catch (...) {
     model_.reset();
     throw;
   }
+}
+
+void CudaRunner::load_weights(const model::ModelSpec& whole, WeightSource& source, const WeightSizes& sizes,
+                              WeightFormat format, const char* what, Progress& progress) {
+  const auto start = Clock::now();
+  Model& m = *model_;
+  const model::ModelSpec spec = model::shard_spec(whole, m.shard);
+  int shared_bytes = 0;
+  check(cudaDeviceGetAttribute(&shared_bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin, index_), "the GPU");
+  const LoadSettings settings{format, multiprocessors_, cuda::largest_block_bytes(kernels_, shared_bytes),
+                              m.stream.get()};
+  double pack_seconds = 0;
+  progress.begin(what, file_bytes(spec, m.shard));
+  m.weights = runner::load_weights(spec, m.shard, source, settings, sizes, m.arena, progress, pack_seconds);
+  progress.end();
+  if (source.read_seconds > 0) {
+    stages_.push_back({"files", source.read_seconds});
+    stages_.push_back({"copies", source.wait_seconds});
+  } else {
+    stages_.push_back({"making", seconds_since(start) - pack_seconds});
+  }
+  if (sizes.any_packed) stages_.push_back({std::string_view(what) == "loading" ? "checking" : "packing", pack_seconds});
+}
+
+// What never changes: frequencies and the ids that may be chosen.
+void CudaRunner::fill_tables() {
+  const Model& m = *model_;
+  const std::vector<double> frequencies = model::inverse_frequencies(m.config.rope);
+  check(cudaMemcpyAsync(m.work.frequencies, frequencies.data(), frequencies.size() * sizeof(double),
+                        cudaMemcpyHostToDevice, m.stream.get()),
+        "loading");
+  std::vector<std::uint8_t> allowed(static_cast<std::size_t>(m.config.vocab_size), 1);
+  for (std::size_t i = 0; i < options_.allowed.size() && i < allowed.size(); ++i) allowed[i] = options_.allowed[i];
+  check(cudaMemcpyAsync(m.work.allowed, allowed.data(), allowed.size(), cudaMemcpyHostToDevice, m.stream.get()),
+        "loading");
+  check(cudaStreamSynchronize(m.stream.get()), "loading");  // before the host vectors go
 }
 
 std::function<void(int)> CudaRunner::tracer(int tokens) {
@@ -204,22 +288,25 @@ std::function<void(int)> CudaRunner::tracer(int tokens) {
     check(cudaStreamSynchronize(m.stream.get()), "a trace");
     std::vector<float> wide(narrow.size());
     std::transform(narrow.begin(), narrow.end(), wide.begin(), [](std::uint16_t x) { return to_float(Bf16{x}); });
-    trace_(layer, wide);
+    trace_(layer < 0 ? layer : layer + static_cast<int>(m.shard.layers.begin), wide);
   };
 }
+
+// Tokens that a decode pass runs with: the same on all ranks.
+int CudaRunner::pass_size(int tokens) const { return captures() || group_ ? graph_size(tokens) : tokens; }
 
 // Returns what finishes the pass's logits, null where that is Forward::finish_logits.
 const Graph* CudaRunner::run_decode(int tokens) {
   Model& m = model();
   const auto launch = [&](int count) {
-    m.forward->run({Pass::Decode, count, count, 1, {}}, tracer(count));
+    m.forward->run({Pass::Decode, count, count, 1, {}}, tracer(tokens));
     m.forward->choose(count);
   };
-  if (options_.eager || trace_) {
-    launch(tokens);
+  const int size = pass_size(tokens);
+  if (!captures()) {
+    launch(size);
     return nullptr;
   }
-  const int size = graph_size(tokens);
   last_decode_ = size;
   auto graph = m.graphs.find(size);
   if (graph == m.graphs.end()) {
@@ -260,6 +347,7 @@ void CudaRunner::sample_rows(const PassPlan& pass, int first, int count, const B
 void CudaRunner::take_rows(const PassPlan& pass, int first, int count, const Graph* finish_logits, const Batch& batch,
                            std::vector<std::int32_t>& ids, std::vector<std::vector<float>>& logits) {
   Model& m = model();
+  if (!m.forward->has_logits()) return;
   enum class Wanted { Nothing, Largest, Sampled, Logits };
   const auto row_of = [&](int i) { return pass.results[static_cast<std::size_t>(first + i)]; };
   const auto wanted = [&](int i) {
@@ -319,10 +407,13 @@ void CudaRunner::take_rows(const PassPlan& pass, int first, int count, const Gra
 
 StepResult CudaRunner::step(const Batch& batch) {
   check(cudaSetDevice(index_), "choosing the GPU");
+  Model& m = model();
   try {
+    if (m.exchange) m.exchange->begin_step();
     return run_passes(batch);
   } catch (...) {
-    cudaStreamSynchronize(model().stream.get());  // what is under way reads buffers that the next step fills
+    if (group_) group_->set_stopped(true);  // nobody waits for this rank any more
+    cudaStreamSynchronize(m.stream.get());  // what is under way reads buffers that the next step fills
     throw;
   }
 }
@@ -335,34 +426,50 @@ StepResult CudaRunner::run_passes(const Batch& batch) {
   std::vector<std::int32_t> ids(rows, kNoId);
   std::vector<std::vector<float>> logits(rows);
   for (const PassPlan& pass : plan_passes(batch, m.shape.columns, options_.batch_invariant)) {
-    const int padded = pass.shape.kind == Pass::Decode && !options_.eager && !trace_ ? graph_size(pass.shape.tokens)
-                                                                                     : pass.shape.tokens;
-    m.input->copy(batch, pass, padded, m.work.input, m.stream.get());
-    const int wanted = static_cast<int>(pass.results.size());
-    if (pass.shape.kind == Pass::Decode) {
-      const Graph* finish_logits = run_decode(pass.shape.tokens);
-      take_rows(pass, 0, wanted, finish_logits, batch, ids, logits);
-      continue;
+    const bool decode = pass.shape.kind == Pass::Decode;
+    const int tokens = decode ? pass_size(pass.shape.tokens) : pass.shape.tokens;
+    m.input->copy(batch, pass, tokens, m.work.input, m.stream.get());
+    if (!m.shard.first_stage()) m.exchange->receive_hidden(m.work.hidden, tokens);
+    const Graph* finish_logits = nullptr;
+    if (decode) {
+      finish_logits = run_decode(pass.shape.tokens);
+    } else {
+      m.forward->run(pass.shape, tracer(tokens));
     }
-    m.forward->run(pass.shape, tracer(pass.shape.tokens));
-    const int at_a_time = static_cast<int>(std::min<std::int64_t>(m.shape.columns, m.shape.sequences));
-    for (int first = 0; first < wanted; first += at_a_time) {
-      const int count = std::min(at_a_time, wanted - first);
-      m.forward->head_of_rows(first, count);
-      m.forward->choose(count);
-      take_rows(pass, first, count, nullptr, batch, ids, logits);
-    }
+    if (!m.shard.last_stage()) m.exchange->send_hidden(m.work.hidden, tokens);
+    if (m.weights.has_head()) take_results(pass, finish_logits, batch, ids, logits);
     check(cudaStreamSynchronize(m.stream.get()), "a step");
   }
   StepResult result;
-  if (!batch.greedy.empty() || !batch.sampling.empty()) result.ids = std::move(ids);
-  for (const std::vector<float>& row : logits) result.logits.insert(result.logits.end(), row.begin(), row.end());
+  if (m.forward->has_logits()) {
+    if (!batch.greedy.empty() || !batch.sampling.empty()) result.ids = std::move(ids);
+    for (const std::vector<float>& row : logits) result.logits.insert(result.logits.end(), row.begin(), row.end());
+  }
   return result;
+}
+
+// Ids and logits of a pass that has run: a decode pass has made them, the others do it now, some rows at a time.
+void CudaRunner::take_results(const PassPlan& pass, const Graph* finish_logits, const Batch& batch,
+                              std::vector<std::int32_t>& ids, std::vector<std::vector<float>>& logits) {
+  const Model& m = model();
+  const int wanted = static_cast<int>(pass.results.size());
+  if (pass.shape.kind == Pass::Decode) {
+    take_rows(pass, 0, wanted, finish_logits, batch, ids, logits);
+    return;
+  }
+  const int at_a_time = static_cast<int>(std::min<std::int64_t>(m.shape.columns, m.shape.sequences));
+  for (int first = 0; first < wanted; first += at_a_time) {
+    const int count = std::min(at_a_time, wanted - first);
+    model().forward->head_of_rows(first, count);
+    model().forward->choose(count);
+    take_rows(pass, first, count, nullptr, batch, ids, logits);
+  }
 }
 
 // The keys and values of the last tokens are garbage afterwards: no sequence may be under way.
 std::vector<std::pair<std::string, double>> CudaRunner::step_profile() {
-  if (last_decode_ == 0 || !model_) return {};
+  if (last_decode_ == 0 || !model_ || !captures()) return {};
+  check(cudaSetDevice(index_), "choosing the GPU");
   return profile_decode(*model().forward, last_decode_, model().stream.get());
 }
 
@@ -395,6 +502,19 @@ std::vector<std::string> list_cuda_devices() {
   return lines;
 }
 
-std::unique_ptr<Runner> make_cuda_runner(const Options& options) { return std::make_unique<CudaRunner>(options); }
+std::unique_ptr<Runner> make_cuda_runner(const Options& options) {
+  return std::make_unique<CudaRunner>(options, nullptr, nullptr);
+}
+
+std::function<std::unique_ptr<Runner>(Communicator&)> cuda_ranks(const Options& options) {
+  const int ranks = options.tensor_parallel * options.pipeline_parallel;
+  auto group = std::make_shared<RankGroup>(rank_devices(options.device, ranks), options.tensor_parallel);
+  Options of_rank = options;
+  const int threads = options.threads == 0 ? available_threads() : options.threads;
+  of_rank.threads = std::max(1, threads / ranks);
+  return [of_rank, group](Communicator& communicator) {
+    return std::make_unique<CudaRunner>(of_rank, group, &communicator);
+  };
+}
 
 }  // namespace glyd::runner

@@ -33,6 +33,26 @@ int device_index(const std::string& device) {
   return std::stoi(digits);
 }
 
+std::vector<int> rank_devices(const std::string& device, int ranks) {
+  std::vector<int> devices;
+  for (std::size_t begin = 0; begin <= device.size();) {
+    const std::size_t end = std::min(device.size(), device.find(',', begin));
+    devices.push_back(device_index(device.substr(begin, end - begin)));
+    begin = end + 1;
+  }
+  if (devices.size() == 1) {
+    std::string why;
+    const int count = device_count(why), first = devices.front();
+    if (ranks > count - first)
+      fail(Code::Usage, "-tp and -pp ask for {} GPUs, and there {} {} from cuda:{} on; lower them, or use --device cpu",
+           ranks, count - first == 1 ? "is" : "are", count - first, first);
+    for (int i = 1; i < ranks; ++i) devices.push_back(first + i);
+  }
+  if (devices.size() != static_cast<std::size_t>(ranks))
+    fail(Code::Usage, "--device {}: that is {} GPUs, and -tp and -pp ask for {}", quote(device), devices.size(), ranks);
+  return devices;
+}
+
 std::string describe_device(int index) {
   cudaDeviceProp properties{};
   if (const cudaError_t error = cudaGetDeviceProperties(&properties, index); error != cudaSuccess)

@@ -18,6 +18,10 @@ int device_count(std::string& why);
 // The index that "cuda" or "cuda:N" names. Throws Error(Usage).
 int device_index(const std::string& device);
 
+// The GPU of each of `ranks` ranks: "cuda:0,cuda:2" lists them, a name alone is the first of as many. Throws
+// Error(Usage).
+std::vector<int> rank_devices(const std::string& device, int ranks);
+
 // "NVIDIA H200, sm_90, 139.8 GiB"
 std::string describe_device(int index);
 

@@ -15,7 +15,7 @@ std::int64_t round_up(std::int64_t n, std::int64_t to) { return (n + to - 1) / t
 
 Forward::Forward(const model::Config& config, const DeviceWeights& weights, const WorkspaceShape& shape,
                  const Workspace& work, std::uint16_t* keys, std::uint16_t* values, std::int64_t kv_blocks,
-                 const Settings& settings, cudaStream_t stream)
+                 const Settings& settings, RankExchange* exchange, cudaStream_t stream)
     : config_(config),
       weights_(weights),
       shape_(shape),
@@ -25,6 +25,7 @@ Forward::Forward(const model::Config& config, const DeviceWeights& weights, cons
       values_(values),
       kv_blocks_(kv_blocks),
       settings_(settings),
+      exchange_(exchange),
       stream_(stream) {
   for (const Event& event : slice_free_) check(cudaEventRecord(event.get(), stream_), "an event");
 }
@@ -51,17 +52,30 @@ cuda::Product Forward::multiply(const DeviceMatrix& matrix, const cuda::Activati
     product.splits = matrix.splits;
     product.group_rows = static_cast<int>(cuda::kGroupRows);
   } else {
-    product = multiply_long(matrix, x, pass);
+    product = multiply_long(matrix, x, pass, false);
   }
   product.bias = bias;
   return product;
 }
 
-// bf16 rows [tokens][rows] by cuBLAS, a slice of the matrix's rows at a time. Packed slices are unpacked on a stream of
-// their own, into one of two buffers while the other is multiplied. Plain weights go by the same slices, so both are
-// the same calls.
-cuda::Product Forward::multiply_long(const DeviceMatrix& matrix, const cuda::Activations& x, const PassShape& pass) {
-  auto* y = static_cast<std::uint16_t*>(work_.products);
+// A product of which every rank has the sum over its own inputs: the whole sum. Nothing is rounded on the way.
+cuda::Product Forward::multiply_shared(const DeviceMatrix& matrix, const cuda::Activations& x, const PassShape& pass,
+                                       const std::uint16_t* bias) {
+  if (!shares()) return multiply(matrix, x, pass, bias);
+  cuda::Product own = own_products(pass) ? multiply(matrix, x, pass, bias) : multiply_long(matrix, x, pass, true);
+  own.bias = bias;
+  if (left_out_ == Part::Exchange) return own;
+  return pass.kind == Pass::Long ? exchange_->sum_in_place(own, static_cast<float*>(work_.products), pass.tokens)
+                                 : exchange_->sum(own, pass.tokens);
+}
+
+// Rows [tokens][rows] by cuBLAS, bf16 or (`shared`) fp32, a slice of the matrix's rows at a time. Packed slices are
+// unpacked on a stream of their own, into one of two buffers while the other is multiplied. Plain weights go by the
+// same slices, so both are the same calls.
+cuda::Product Forward::multiply_long(const DeviceMatrix& matrix, const cuda::Activations& x, const PassShape& pass,
+                                     bool shared) {
+  auto* y = static_cast<std::uint8_t*>(work_.products);
+  const std::int64_t y_size = shared ? sizeof(float) : sizeof(std::uint16_t);
   const std::int64_t y_stride = round_up(matrix.rows, 8);
   const bool slices = pass.kind == Pass::Long;
   const std::int64_t at_a_time = slices ? slice_rows(matrix.cols) : matrix.rows;
@@ -85,12 +99,16 @@ cuda::Product Forward::multiply_long(const DeviceMatrix& matrix, const cuda::Act
       const int end = pass.starts.empty() ? pass.tokens : pass.starts[static_cast<std::size_t>(i) + 1];
       if (left_out_ == Part::Products) continue;
       cublas().multiply(weights, rows, matrix.cols, stride, x.data + begin * x.stride, x.stride, end - begin,
-                        y + begin * y_stride + first, y_stride, false);
+                        y + (begin * y_stride + first) * y_size, y_stride, shared);
     }
     if (matrix.packed) check(cudaEventRecord(slice_free_[buffer].get(), stream_), "an event");
   }
   cuda::Product product;
-  product.values = y;
+  if (shared) {
+    product.partials = static_cast<const float*>(work_.products);
+  } else {
+    product.values = static_cast<const std::uint16_t*>(work_.products);
+  }
   product.rows = y_stride;
   return product;
 }
@@ -98,17 +116,19 @@ cuda::Product Forward::multiply_long(const DeviceMatrix& matrix, const cuda::Act
 void Forward::run(const PassShape& pass, const std::function<void(int layer)>& after_layer) {
   const int width = static_cast<int>(config_.hidden_size);
   const std::int32_t* ids = work_.input + input_.tokens;
-  const DeviceMatrix& embed = weights_.embed;
-  launch(Part::Embedding, "the embedding", [&] {
-    return embed.packed ? cuda::embed_packed(*embed.packed, ids, pass.tokens, work_.hidden, width, stream_)
-                        : cuda::embed_plain(embed.plain.data, embed.plain.stride, ids, pass.tokens, width, work_.hidden,
-                                            width, stream_);
-  });
+  if (weights_.embed) {
+    const DeviceMatrix& embed = *weights_.embed;
+    launch(Part::Embedding, "the embedding", [&] {
+      return embed.packed ? cuda::embed_packed(*embed.packed, ids, pass.tokens, work_.hidden, width, stream_)
+                          : cuda::embed_plain(embed.plain.data, embed.plain.stride, ids, pass.tokens, width,
+                                              work_.hidden, width, stream_);
+    });
+  }
   launch(Part::Embedding, "the table of rotations", [&] {
     return cuda::rope_table(work_.input + input_.positions, work_.frequencies, config_.rope.attention_factor,
                             pass.tokens, config_.rope.dim / 2, work_.rope, stream_);
   });
-  if (after_layer) after_layer(-1);
+  if (after_layer && weights_.embed) after_layer(-1);
   const cuda::Product* before = nullptr;
   for (int i = 0; i < config_.layers; ++i) {
     layer(pass, weights_.layers[static_cast<std::size_t>(i)], i, before);
@@ -121,7 +141,7 @@ void Forward::run(const PassShape& pass, const std::function<void(int layer)>& a
       after_layer(i);
     }
   }
-  if (pass.kind == Pass::Decode) {
+  if (pass.kind == Pass::Decode && weights_.has_head()) {
     head(before, nullptr, pass.tokens);
   } else if (before != nullptr) {
     launch(Part::Norms, "a sum",
@@ -153,7 +173,7 @@ void Forward::layer(const PassShape& pass, const DeviceLayer& w, int index, cons
   launch(Part::Heads, "the heads", [&] { return cuda::split_heads(qkv, heads, pass.tokens, cache, work_.q, stream_); });
   const cuda::Activations mixed = activations(pass, attended);
   attend(pass, index, mixed);
-  const cuda::Product o = multiply(w.o, mixed, pass, w.o_bias);
+  const cuda::Product o = multiply_shared(w.o, mixed, pass, w.o_bias);
 
   launch(Part::Norms, "a norm",
          [&] { return cuda::rms_norm(work_.hidden, &o, nullptr, w.post_norm, eps, pass.tokens, width, x, stream_); });
@@ -161,7 +181,7 @@ void Forward::layer(const PassShape& pass, const DeviceLayer& w, int index, cons
   const cuda::Activations activated = activations(pass, inner);
   launch(Part::Activation, "the activation",
          [&] { return cuda::swiglu(gate_up, pass.tokens, inner, activated, stream_); });
-  last_ = multiply(w.down, activated, pass, w.down_bias);
+  last_ = multiply_shared(w.down, activated, pass, w.down_bias);
 }
 
 void Forward::attend(const PassShape& pass, int layer, const cuda::Activations& out) {
@@ -199,17 +219,20 @@ void Forward::head(const cuda::Product* before, const std::int32_t* rows, int co
   launch(Part::Norms, "the last norm", [&] {
     return cuda::rms_norm(work_.hidden, before, rows, weights_.final_norm, eps, count, width, x, stream_);
   });
-  if (own_products(pass)) {
+  if (matrix.rows == 0) {
+    logits_ = {};  // this rank has no part of the head
+  } else if (own_products(pass)) {
     logits_ = multiply(matrix, x, pass, nullptr);
-    return;
+  } else {
+    const std::int64_t stride = round_up(matrix.rows, 8);
+    if (left_out_ != Part::Head)
+      cublas().multiply(matrix.plain.data, matrix.rows, matrix.cols, matrix.plain.stride, x.data, x.stride, count,
+                        work_.products, stride, true);
+    logits_ = {};
+    logits_.partials = static_cast<const float*>(work_.products);
+    logits_.rows = stride;
   }
-  const std::int64_t stride = round_up(matrix.rows, 8);
-  if (left_out_ != Part::Head)
-    cublas().multiply(matrix.plain.data, matrix.rows, matrix.cols, matrix.plain.stride, x.data, x.stride, count,
-                      work_.products, stride, true);
-  logits_ = {};
-  logits_.partials = static_cast<const float*>(work_.products);
-  logits_.rows = stride;
+  if (shares() && left_out_ != Part::Exchange) logits_ = exchange_->gather_logits(logits_, count);
 }
 
 void Forward::head_of_rows(int first, int count) { head(nullptr, work_.input + input_.rows + first, count); }
@@ -220,12 +243,14 @@ Cublas& Forward::cublas() {
 }
 
 void Forward::choose(int rows) {
+  if (!has_logits()) return;
   launch(Part::Choice, "the choice of tokens", [&] {
     return cuda::arg_max(logits_, work_.allowed, rows, config_.vocab_size, work_.ids, work_.choice, stream_);
   });
 }
 
 void Forward::finish_logits(int rows) {
+  if (!has_logits()) return;
   check(cuda::finish_logits(logits_, rows, config_.vocab_size, work_.logits, stream_), "the logits");
 }
 

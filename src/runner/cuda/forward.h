@@ -18,6 +18,7 @@
 #include "runner/cuda/check.h"
 #include "runner/cuda/cublas.h"
 #include "runner/cuda/device_memory.h"
+#include "runner/cuda/rank_exchange.h"
 #include "runner/cuda/weights.h"
 #include "runner/cuda/workspace.h"
 
@@ -26,7 +27,7 @@ namespace glyd::runner {
 enum class Pass { Decode, Short, Long };
 
 // The kinds of kernels of a pass.
-enum class Part { None, Embedding, Norms, Products, Heads, Attention, Activation, Head, Choice };
+enum class Part { None, Embedding, Norms, Products, Heads, Attention, Activation, Head, Choice, Exchange };
 
 // What a pass runs over; the arrays are in the workspace's input, at InputLayout's places.
 struct PassShape {
@@ -44,14 +45,16 @@ class Forward {
     Gemm gemm = Gemm::Auto;
     bool batch_invariant = false;
   };
-  // References stay the caller's. `keys`, `values`: [layers][blocks][kv heads][16][head_dim].
+  // References stay the caller's. `keys`, `values`: [layers][blocks][kv heads][16][head_dim]. `config` is the model as
+  // this rank computes it; `exchange` null: it is the only one.
   Forward(const model::Config& config, const DeviceWeights& weights, const WorkspaceShape& shape, const Workspace& work,
           std::uint16_t* keys, std::uint16_t* values, std::int64_t kv_blocks, const Settings& settings,
-          cudaStream_t stream);
+          RankExchange* exchange, cudaStream_t stream);
 
-  // Launches a pass: from ids to the residual stream behind the last layer, in a decode pass on to the logits of all
-  // its tokens. `after_layer` is called after the embedding (-1) and each layer, with the residual stream complete;
-  // empty: never. Nothing waits.
+  // Launches a pass: from ids (or, without an embedding, the hidden states that are there) to the residual stream
+  // behind the last layer, in a decode pass on to the logits of all its tokens where this runner has the head.
+  // `after_layer` is called after the embedding (-1) and each layer, with the residual stream complete; empty: never.
+  // Nothing waits.
   void run(const PassShape& pass, const std::function<void(int layer)>& after_layer);
 
   // The logits of the tokens that the input lists as rows [first, first + count), at most kMaxColumns.
@@ -59,6 +62,10 @@ class Forward {
 
   // Kernels that later passes do without: what a pass then takes less is their time. Results are garbage meanwhile.
   void leave_out(Part part) { left_out_ = part; }
+
+  // Whether the logits come to this rank: of several, to the first one that has the head. The others do nothing in
+  // choose() and finish_logits().
+  bool has_logits() const { return weights_.has_head() && (!shares() || exchange_->has_logits()); }
 
   // From the logits made last, of `rows` tokens: arg-max ids to work.ids, finished logits to work.logits.
   void choose(int rows);
@@ -72,11 +79,15 @@ class Forward {
   cuda::Activations activations(const PassShape& pass, std::int64_t width) const;
   cuda::Product multiply(const DeviceMatrix& matrix, const cuda::Activations& x, const PassShape& pass,
                          const std::uint16_t* bias);
-  cuda::Product multiply_long(const DeviceMatrix& matrix, const cuda::Activations& x, const PassShape& pass);
+  cuda::Product multiply_long(const DeviceMatrix& matrix, const cuda::Activations& x, const PassShape& pass,
+                              bool shared);
+  cuda::Product multiply_shared(const DeviceMatrix& matrix, const cuda::Activations& x, const PassShape& pass,
+                                const std::uint16_t* bias);
   void layer(const PassShape& pass, const DeviceLayer& layer, int index, const cuda::Product* before);
   void attend(const PassShape& pass, int layer, const cuda::Activations& out);
   void head(const cuda::Product* before, const std::int32_t* rows, int count);
   Cublas& cublas();
+  bool shares() const { return exchange_ != nullptr && exchange_->ranks() > 1; }  // products with other ranks
   bool own_products(const PassShape& pass) const { return pass.kind != Pass::Long && settings_.gemm == Gemm::Auto; }
 
   const model::Config& config_;
@@ -87,6 +98,7 @@ class Forward {
   std::uint16_t *keys_, *values_;
   std::int64_t kv_blocks_;
   Settings settings_;
+  RankExchange* exchange_;
   cudaStream_t stream_;
   std::unique_ptr<Cublas> cublas_;
   // Urgent: a slice that waits for its unpacking is a gap, one unpacked early is none.

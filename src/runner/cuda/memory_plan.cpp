@@ -35,9 +35,11 @@ void check_model(const model::Config& c) {
 
 }  // namespace
 
-DevicePlan plan_device(const model::Config& c, const WeightSizes& weights, const Options& options, int multiprocessors,
-                       std::uint64_t free, std::uint64_t all) {
+DevicePlan plan_device(const model::Config& c, const WeightSizes& weights, const Options& options,
+                       const DeviceFacts& device) {
   check_model(c);
+  const auto sharing = static_cast<std::uint64_t>(device.sharing);
+  const std::uint64_t free = device.free / sharing, all = device.all / sharing;
   DevicePlan plan;
   plan.context = options.context == 0 ? c.max_positions : options.context;
   if (plan.context < 1 || plan.context > kMaxTokens)
@@ -54,10 +56,11 @@ DevicePlan plan_device(const model::Config& c, const WeightSizes& weights, const
   // The context may be there already (then it is not free any more) or not.
   total.available = std::min(limit, free + std::min(kContextBytes, all - free));
   total.weights = weights.weights;
-  plan.shape = workspace_shape(c, options, plan.context, multiprocessors, weights.any_packed);
+  plan.shape = workspace_shape(c, options, plan.context, device.multiprocessors, weights.any_packed, device.ranks > 1);
   const auto workspace = [&](std::int64_t blocks) {
     plan.shape.cached = blocks * kBlockSize;
-    return workspace_bytes(c, plan.shape) + kContextBytes + kGraphBytes;
+    return workspace_bytes(c, plan.shape) + kContextBytes + kGraphBytes +
+           (device.exchange ? device.exchange(plan.shape) : 0);
   };
   const std::int64_t one_sequence = blocks_for(plan.context);
   const std::int64_t wanted =

@@ -1,6 +1,8 @@
 #pragma once
 // What a runner will take of the GPU's memory, worked out before any of it is.
 
+#include <functional>
+
 #include "model/config.h"
 #include "runner/cuda/weights.h"
 #include "runner/cuda/workspace.h"
@@ -20,10 +22,19 @@ struct DevicePlan {
   std::int64_t context = 0;
 };
 
-// `free`, `all`: the GPU's memory as it is. The limit is options.memory_limit, or options.memory_share of all (0.92
-// when neither is given), and never more than is free. Throws Error(Memory) with the numbers and the context that would
+// What a plan is made for.
+struct DeviceFacts {
+  int multiprocessors = 1;
+  std::uint64_t free = 0, all = 0;  // bytes of the GPU's memory as it is
+  int ranks = 1;                    // of a stage: products are summed over them in fp32
+  int sharing = 1;                  // ranks that share the GPU
+  std::function<std::uint64_t(const WorkspaceShape&)> exchange = {};  // bytes that ranks exchange through
+};
+
+// The limit is options.memory_limit, or options.memory_share of all (0.92 when neither is given), and never more than
+// is free; of each, a rank has its part of the GPU. Throws Error(Memory) with the numbers and the context that would
 // fit.
 DevicePlan plan_device(const model::Config& config, const WeightSizes& weights, const Options& options,
-                       int multiprocessors, std::uint64_t free, std::uint64_t all);
+                       const DeviceFacts& device);
 
 }  // namespace glyd::runner

@@ -45,10 +45,10 @@ double seconds_without(Forward& forward, Part part, int tokens, cudaStream_t str
 std::vector<std::pair<std::string, double>> profile_decode(Forward& forward, int tokens, cudaStream_t stream) {
   const double whole = seconds_without(forward, Part::None, tokens, stream);
   std::vector<std::pair<std::string, double>> profile{{"step", whole}};
-  constexpr std::pair<const char*, Part> kParts[] = {{"products", Part::Products},    {"head product", Part::Head},
-                                                     {"norms and sums", Part::Norms}, {"heads", Part::Heads},
-                                                     {"attention", Part::Attention},  {"activation", Part::Activation},
-                                                     {"embedding", Part::Embedding},  {"choice", Part::Choice}};
+  constexpr std::pair<const char*, Part> kParts[] = {
+      {"products", Part::Products},   {"head product", Part::Head},   {"norms and sums", Part::Norms},
+      {"heads", Part::Heads},         {"attention", Part::Attention}, {"activation", Part::Activation},
+      {"embedding", Part::Embedding}, {"choice", Part::Choice},       {"sums over ranks", Part::Exchange}};
   for (const auto& [name, part] : kParts)
     profile.emplace_back(name, whole - seconds_without(forward, part, tokens, stream));
   return profile;

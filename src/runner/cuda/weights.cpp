@@ -2,11 +2,9 @@
 
 #include <algorithm>
 #include <chrono>
-#include <functional>
 #include <string>
 
 #include "base/log.h"
-#include "codec/packed_file.h"
 #include "cuda/packing/packing.h"
 #include "runner/cuda/check.h"
 #include "runner/cuda/device_memory.h"
@@ -17,105 +15,94 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-constexpr std::uint64_t kStaging = 64 << 20;  // of each of two pinned buffers
-constexpr float kSigma = 0.02f;               // of random weights
-
 std::uint64_t round_up(std::uint64_t n, std::uint64_t to) { return (n + to - 1) / to * to; }
 std::uint64_t size(std::int64_t n) { return static_cast<std::uint64_t>(n); }
 
-std::int64_t plain_stride(std::uint64_t cols) { return static_cast<std::int64_t>(round_up(cols, codec::kGroupCols)); }
-std::uint64_t plain_bytes(const model::MatrixSpec& m) {
-  return round_up(m.rows * size(plain_stride(m.cols)) * sizeof(std::uint16_t), 256);
+std::int64_t plain_stride(std::int64_t cols) {
+  return static_cast<std::int64_t>(round_up(size(cols), codec::kGroupCols));
+}
+std::uint64_t plain_bytes(const PartOf& m) {
+  return round_up(size(m.rows()) * size(plain_stride(m.cols())) * sizeof(std::uint16_t), 256);
 }
 
-// Reads files with all threads into one of two pinned buffers while the other is copied to the device.
-class Uploader {
- public:
-  Uploader(ThreadPool& pool, cudaStream_t stream) : pool_(pool), stream_(stream) {}
-
-  // Fills(begin, end, memory): units [begin, end) of `count`, each of `unit_bytes`, one after another; `copy` takes
-  // them from the buffer to the device.
-  template <class Fill, class Copy>
-  void run(std::uint64_t count, std::uint64_t unit_bytes, const Fill& fill, const Copy& copy) {
-    const std::uint64_t at_a_time = std::max<std::uint64_t>(1, kStaging / std::max<std::uint64_t>(1, unit_bytes));
-    for (std::uint64_t begin = 0; begin < count; begin += at_a_time) {
-      const std::uint64_t end = std::min(count, begin + at_a_time);
-      Buffer& buffer = buffers_[turn_ ^= 1];
-      buffer.need(std::max(kStaging, unit_bytes));
-      timed(wait_seconds, [&] { check(cudaEventSynchronize(buffer.done.get()), "copying weights"); });
-      timed(read_seconds, [&] {
-        const std::uint64_t grain = std::max<std::uint64_t>(1, (4u << 20) / std::max<std::uint64_t>(1, unit_bytes));
-        pool_.parallel_for(end - begin, grain, [&](std::size_t first, std::size_t last) {
-          fill(begin + first, begin + last, buffer.memory.get() + first * unit_bytes);
-        });
-      });
-      copy(begin, end, buffer.memory.get());
-      check(cudaEventRecord(buffer.done.get(), stream_), "copying weights");
-    }
+// The matrices that a shard has memory for, in the order of a forward pass.
+std::vector<PartOf> all_parts(const model::ModelSpec& spec, const model::Shard& shard) {
+  std::vector<PartOf> all;
+  if (shard.first_stage()) all.push_back({&spec.embed, model::whole(spec.embed)});
+  for (const model::LayerSpec& l : spec.layers) {
+    all.push_back({&l.qkv, shard.qkv});
+    all.push_back({&l.o, shard.o});
+    all.push_back({&l.gate_up, shard.gate_up});
+    all.push_back({&l.down, shard.down});
   }
-  void finish() {
-    timed(wait_seconds, [&] { check(cudaStreamSynchronize(stream_), "copying weights"); });
+  if (!spec.lm_head.members.empty() && shard.vocab.size() > 0) all.push_back({&spec.lm_head, shard.lm_head});
+  return all;
+}
+
+// Rows [first, first + rows) of a matrix, as a matrix; first is a multiple of 64.
+DeviceMatrix rows_of(const DeviceMatrix& m, std::int64_t first, std::int64_t rows) {
+  DeviceMatrix part;
+  part.rows = rows;
+  part.cols = m.cols;
+  if (m.packed) {
+    const std::int64_t group = first / cuda::kGroupRows;
+    part.packed = *m.packed;
+    part.packed->rows = rows;
+    part.packed->sign_mantissa += group * m.packed->col_groups() * cuda::kGroupTiles * codec::kGroupBytes;
+    part.packed->block_offsets += group * m.packed->col_blocks();
+  } else {
+    part.plain = {m.plain.data + first * m.plain.stride, rows, m.cols, m.plain.stride};
   }
-
-  template <class Body>
-  static void timed(double& seconds, const Body& body) {
-    const auto start = Clock::now();
-    body();
-    seconds += std::chrono::duration<double>(Clock::now() - start).count();
-  }
-  double read_seconds = 0, wait_seconds = 0;
-
- private:
-  struct Buffer {
-    PinnedMemory memory;
-    Event done;
-    void need(std::uint64_t bytes) {
-      if (memory.bytes() < bytes) memory = PinnedMemory(bytes);
-    }
-  };
-  ThreadPool& pool_;
-  cudaStream_t stream_;
-  Buffer buffers_[2];
-  int turn_ = 0;
-};
-
-// Where a matrix comes from.
-struct Source {
-  // Its bf16 rows to device memory [rows][stride].
-  std::function<void(const model::MatrixSpec&, std::uint16_t* to, std::int64_t stride)> rows;
-  // Its packed bytes to device memory; the number of bytes (0: it is not stored packed).
-  std::function<std::uint64_t(const model::MatrixSpec&)> packed_bytes;
-  std::function<void(const model::MatrixSpec&, std::uint8_t* to)> packed;
-  std::function<void(const model::VectorSpec&, std::uint16_t* host)> vector;
-};
+  part.bytes = m.rows == 0 ? 0 : m.bytes / size(m.rows) * size(rows);
+  return part;
+}
 
 class Loader {
  public:
-  Loader(const Source& source, const LoadSettings& settings, Arena& arena, Progress& progress, std::uint64_t scratch)
-      : source_(source), settings_(settings), arena_(arena), progress_(progress), scratch_(scratch) {}
+  Loader(const model::Shard& shard, WeightSource& from, const LoadSettings& settings, const WeightSizes& sizes,
+         Arena& arena, Progress& progress)
+      : shard_(shard),
+        from_(from),
+        settings_(settings),
+        arena_(arena),
+        progress_(progress),
+        scratch_(sizes.load_scratch) {}
 
   DeviceWeights load(const model::ModelSpec& spec) {
     const std::uint64_t before = arena_.used();
+    const bool own_head = !spec.lm_head.members.empty();
     DeviceWeights w;
-    w.embed = matrix(spec.embed, spec.lm_head.members.empty());
+    if (shard_.first_stage())
+      w.embed = matrix({&spec.embed, model::whole(spec.embed)}, shard_.last_stage() && !own_head);
     for (const model::LayerSpec& l : spec.layers) {
       DeviceLayer layer;
       layer.input_norm = vector(l.input_norm);
-      layer.qkv = matrix(l.qkv);
-      layer.qkv_bias = vector(l.qkv_bias);
+      layer.qkv = matrix({&l.qkv, shard_.qkv});
+      layer.qkv_bias = vector(l.qkv_bias, shard_.qkv.rows);
       layer.q_norm = vector(l.q_norm);
       layer.k_norm = vector(l.k_norm);
-      layer.o = matrix(l.o);
-      layer.o_bias = vector(l.o_bias);
+      layer.o = matrix({&l.o, shard_.o});
+      if (shard_.adds_output_biases()) layer.o_bias = vector(l.o_bias);
       layer.post_norm = vector(l.post_norm);
-      layer.gate_up = matrix(l.gate_up);
-      layer.gate_up_bias = vector(l.gate_up_bias);
-      layer.down = matrix(l.down);
-      layer.down_bias = vector(l.down_bias);
+      layer.gate_up = matrix({&l.gate_up, shard_.gate_up});
+      layer.gate_up_bias = vector(l.gate_up_bias, shard_.gate_up.rows);
+      layer.down = matrix({&l.down, shard_.down});
+      if (shard_.adds_output_biases()) layer.down_bias = vector(l.down_bias);
       w.layers.push_back(layer);
     }
-    w.final_norm = vector(spec.final_norm);
-    if (!spec.lm_head.members.empty()) w.lm_head = matrix(spec.lm_head);
+    if (shard_.last_stage()) {
+      w.final_norm = vector(spec.final_norm);
+      const auto first = static_cast<std::int64_t>(shard_.vocab.begin);
+      const auto rows = static_cast<std::int64_t>(shard_.vocab.size());
+      if (rows == 0) {
+        w.lm_head.emplace();
+      } else if (own_head) {
+        w.lm_head = matrix({&spec.lm_head, shard_.lm_head});
+      } else if (shard_.ranks > 1) {
+        w.lm_head = rows_of(*w.embed, first, rows);
+        cut_products(*w.lm_head, spec.embed.name);
+      }
+    }
     check(cudaStreamSynchronize(settings_.stream), "loading weights");
     w.bytes = arena_.used() - before;
     return w;
@@ -123,73 +110,87 @@ class Loader {
   double pack_seconds = 0;
 
  private:
+  template <class Body>
+  void timed(const Body& body) {
+    const auto start = Clock::now();
+    body();
+    pack_seconds += std::chrono::duration<double>(Clock::now() - start).count();
+  }
+
   // `multiplied`: by the product kernels. (An embedding that is not the head is only looked up.)
-  DeviceMatrix matrix(const model::MatrixSpec& spec, bool multiplied = true) {
+  DeviceMatrix matrix(const PartOf& part, bool multiplied = true) {
     DeviceMatrix m;
-    m.rows = static_cast<std::int64_t>(spec.rows);
-    m.cols = static_cast<std::int64_t>(spec.cols);
+    m.rows = part.rows();
+    m.cols = part.cols();
     const std::uint64_t before = arena_.used();
-    if (settings_.format != WeightFormat::Bf16) make_packed(spec, multiplied, m);
-    if (!m.packed) make_plain(spec, m);
-    m.partition = cuda::make_partition(m.rows, m.cols, settings_.multiprocessors);
-    const std::vector<std::uint8_t> splits = cuda::split_counts(m.partition);
-    m.max_splits = *std::max_element(splits.begin(), splits.end());
-    auto* counts = arena_.take<std::uint8_t>(splits.size(), spec.name.c_str());
-    check(cudaMemcpyAsync(counts, splits.data(), splits.size(), cudaMemcpyHostToDevice, settings_.stream), "loading");
-    check(cudaStreamSynchronize(settings_.stream), "loading weights");
-    m.splits = counts;
+    if (settings_.format != WeightFormat::Bf16) make_packed(part, multiplied, m);
+    if (!m.packed) make_plain(part, m);
+    cut_products(m, part.spec->name);
     m.bytes = arena_.used() - before;
-    progress_.advance(spec.rows * spec.cols * sizeof(Bf16));
+    progress_.advance(size(m.rows) * size(m.cols) * sizeof(Bf16));
     return m;
   }
 
-  void make_plain(const model::MatrixSpec& spec, DeviceMatrix& m) {
-    const std::int64_t stride = plain_stride(spec.cols);
-    auto* data = static_cast<std::uint16_t*>(arena_.take(plain_bytes(spec), spec.name.c_str()));
-    if (stride != m.cols)
-      check(cudaMemsetAsync(data, 0, plain_bytes(spec), settings_.stream), "clearing memory for weights");
-    source_.rows(spec, data, stride);
+  void cut_products(DeviceMatrix& m, const std::string& name) {
+    m.partition = cuda::make_partition(m.rows, m.cols, settings_.multiprocessors);
+    const std::vector<std::uint8_t> splits = cuda::split_counts(m.partition);
+    m.max_splits = *std::max_element(splits.begin(), splits.end());
+    auto* counts = arena_.take<std::uint8_t>(splits.size(), name.c_str());
+    check(cudaMemcpyAsync(counts, splits.data(), splits.size(), cudaMemcpyHostToDevice, settings_.stream), "loading");
+    check(cudaStreamSynchronize(settings_.stream), "loading weights");
+    m.splits = counts;
+  }
+
+  void make_plain(const PartOf& part, DeviceMatrix& m) {
+    const std::int64_t stride = plain_stride(m.cols);
+    auto* data = static_cast<std::uint16_t*>(arena_.take(plain_bytes(part), part.spec->name.c_str()));
+    from_.rows(part, data, stride);
     m.plain = {data, m.rows, m.cols, stride};
   }
 
   // Leaves m.packed empty for a matrix that is to be plain.
-  void make_packed(const model::MatrixSpec& spec, bool multiplied, DeviceMatrix& m) {
-    const std::uint64_t stored = source_.packed_bytes(spec);
-    if (stored == 0 && settings_.format != WeightFormat::Packed) return;
+  void make_packed(const PartOf& part, bool multiplied, DeviceMatrix& m) {
+    const std::string& name = part.spec->name;
+    const std::uint64_t stored = from_.packed_size(part).bytes;
+    if (stored == 0 && settings_.format != WeightFormat::Packed && !from_.is_packed(part)) return;
     auto* scratch = static_cast<std::uint8_t*>(scratch_.get());
-    const std::uint64_t source_bytes = stored != 0 ? round_up(stored, 256) : plain_bytes(spec);
+    const std::uint64_t source_bytes = stored != 0 ? round_up(stored, 256) : plain_bytes(part);
     Packer packer(scratch + source_bytes, Packer::scratch_bytes(m.rows, m.cols));
     std::optional<ResidentBytes> prepared;
     if (stored != 0) {
-      source_.packed(spec, scratch);
-      Uploader::timed(pack_seconds,
-                      [&] { prepared = packer.prepare_from_file_bytes(scratch, stored, spec.name, settings_.stream); });
+      from_.packed(part, scratch);
+      timed([&] { prepared = packer.prepare_from_file_bytes(scratch, stored, name, settings_.stream); });
     }
-    if (!prepared) {  // plain in the file, or with words that are too long for the kernels
-      const std::int64_t stride = plain_stride(spec.cols);
+    if (!prepared) {  // plain in the file, cut through units, or with words that are too long for the kernels
+      const std::int64_t stride = plain_stride(m.cols);
       auto* rows = reinterpret_cast<std::uint16_t*>(scratch);
-      source_.rows(spec, rows, stride);
-      packer = Packer(scratch + plain_bytes(spec), Packer::scratch_bytes(m.rows, m.cols));
-      Uploader::timed(pack_seconds,
-                      [&] { prepared = packer.prepare_from_bf16(rows, m.rows, m.cols, stride, settings_.stream); });
+      from_.rows(part, rows, stride);
+      packer = Packer(scratch + plain_bytes(part), Packer::scratch_bytes(m.rows, m.cols));
+      timed([&] { prepared = packer.prepare_from_bf16(rows, m.rows, m.cols, stride, settings_.stream); });
     }
     if (!prepared) return;
     if (multiplied && packer.max_block_bytes() > settings_.largest_block) {
-      log::debug("{} stays plain: a block of it takes {} bytes packed", spec.name, packer.max_block_bytes());
+      log::debug("{} stays plain: a block of it takes {} bytes packed", name, packer.max_block_bytes());
       return;
     }
-    void* memory = arena_.take(prepared->total, spec.name.c_str());
-    Uploader::timed(pack_seconds, [&] {
+    void* memory = arena_.take(prepared->total, name.c_str());
+    timed([&] {
       const cuda::ResidentMatrix resident = packer.finish(memory, settings_.stream);
       check(cudaStreamSynchronize(settings_.stream), "packing weights");
       m.packed = resident;
     });
   }
 
-  const std::uint16_t* vector(const model::VectorSpec& spec) {
+  // All of a vector, or the elements that belong to rows of a matrix.
+  const std::uint16_t* vector(const model::VectorSpec& spec) { return vector(spec, {{0, spec.size}}); }
+  const std::uint16_t* vector(const model::VectorSpec& spec, const std::vector<Range>& rows) {
     if (spec.size == 0) return nullptr;
-    std::vector<std::uint16_t> host(round_up(spec.size, 8), 0);
-    source_.vector(spec, host.data());
+    std::vector<std::uint16_t> all(spec.size), host;
+    from_.vector(spec, all.data());
+    for (const Range& range : rows)
+      host.insert(host.end(), all.begin() + static_cast<std::ptrdiff_t>(range.begin),
+                  all.begin() + static_cast<std::ptrdiff_t>(range.end));
+    host.resize(round_up(host.size(), 8), 0);
     auto* device = arena_.take<std::uint16_t>(host.size(), spec.name.c_str());
     check(cudaMemcpyAsync(device, host.data(), host.size() * sizeof(std::uint16_t), cudaMemcpyHostToDevice,
                           settings_.stream),
@@ -199,151 +200,55 @@ class Loader {
     return device;
   }
 
-  const Source& source_;
+  const model::Shard& shard_;
+  WeightSource& from_;
   const LoadSettings& settings_;
   Arena& arena_;
   Progress& progress_;
   DeviceMemory scratch_;
 };
 
-std::uint64_t all_bytes(const model::ModelSpec& spec) {
+}  // namespace
+
+std::uint64_t file_bytes(const model::ModelSpec& spec, const model::Shard& shard) {
   std::uint64_t bytes = 0;
-  for (const auto* m : model::all_matrices(spec)) bytes += m->rows * m->cols * sizeof(Bf16);
+  for (const PartOf& m : all_parts(spec, shard)) bytes += size(m.rows()) * size(m.cols()) * sizeof(Bf16);
   for (const auto* v : model::all_vectors(spec)) bytes += v->size * sizeof(Bf16);
   return bytes;
 }
 
-// The same for every format and order of loading.
-std::uint64_t name_hash(const std::string& name) {
-  std::uint64_t hash = 14695981039346656037u;  // FNV-1a
-  for (const char c : name) hash = (hash ^ static_cast<unsigned char>(c)) * 1099511628211u;
-  return hash;
-}
-
-}  // namespace
-
-WeightSizes weight_sizes(const model::ModelSpec& spec, const model::Checkpoint* checkpoint, WeightFormat format) {
+WeightSizes weight_sizes(const model::ModelSpec& spec, const model::Shard& shard, const WeightSource& from,
+                         WeightFormat format, bool estimated) {
   constexpr std::uint64_t kSplitCounts = 4096;  // what a matrix takes for its split counts, at most
   WeightSizes sizes;
-  for (const auto* m : model::all_matrices(spec)) {
-    const codec::PackedTensor* stored = checkpoint == nullptr ? nullptr : checkpoint->packed(*m);
-    const auto rows = static_cast<std::int64_t>(m->rows), cols = static_cast<std::int64_t>(m->cols);
-    const bool pack = format == WeightFormat::Packed || (format == WeightFormat::AsStored && stored != nullptr);
-    if (!pack) {
-      sizes.weights += plain_bytes(*m) + kSplitCounts;
+  sizes.weights = kSplitCounts;  // of a head that is part of the embedding
+  for (const PartOf& m : all_parts(spec, shard)) {
+    sizes.weights += kSplitCounts;
+    if (format == WeightFormat::Bf16 || (format == WeightFormat::AsStored && !from.is_packed(m))) {
+      sizes.weights += plain_bytes(m);
       continue;
     }
+    const WeightSource::Packed stored = from.packed_size(m);
     sizes.any_packed = true;
-    sizes.weights += kSplitCounts + (stored != nullptr ? resident_bytes_upper_bound(rows, cols, stored->bytes())
-                                                       : resident_bytes_estimate(rows, cols));
+    sizes.weights += stored.bytes != 0 ? resident_bytes_upper_bound(m.rows(), m.cols(), stored.bytes)
+                                       : resident_bytes_estimate(m.rows(), m.cols());
     // Packed with longer words than the kernels take, it is unpacked and packed again.
-    const bool as_stored = stored != nullptr && stored->longest_word() <= codec::kCodeBits;
-    const std::uint64_t source = as_stored ? round_up(stored->bytes(), 256) : plain_bytes(*m);
-    sizes.load_scratch = std::max(sizes.load_scratch, source + Packer::scratch_bytes(rows, cols));
-  }
-  if (checkpoint == nullptr) {  // random rows whose length is no multiple of 32 are made apart first
-    std::uint64_t apart = 0;
-    for (const auto* m : model::all_matrices(spec)) {
-      if (plain_stride(m->cols) != static_cast<std::int64_t>(m->cols))
-        apart = std::max(apart, round_up(m->rows * m->cols * sizeof(Bf16), 256));
-    }
-    sizes.load_scratch += apart;
+    const bool as_stored = stored.bytes != 0 && stored.longest_word <= codec::kCodeBits;
+    const std::uint64_t source = as_stored ? round_up(stored.bytes, 256) : plain_bytes(m);
+    sizes.load_scratch = std::max(sizes.load_scratch, source + Packer::scratch_bytes(m.rows(), m.cols()));
   }
   for (const auto* v : model::all_vectors(spec)) sizes.weights += round_up(v->size * sizeof(Bf16), 256);
   // Trained weights of models that were never packed vary around the estimate.
-  if (checkpoint != nullptr && checkpoint->manifest() == nullptr && sizes.any_packed)
-    sizes.weights += sizes.weights / 50;
+  if (estimated && sizes.any_packed) sizes.weights += sizes.weights / 50;
   return sizes;
 }
 
-DeviceWeights load_weights(const model::Checkpoint& checkpoint, const LoadSettings& settings, Arena& arena,
-                           ThreadPool& pool, Progress& progress, std::vector<LoadStage>& stages) {
-  Uploader uploader(pool, settings.stream);
-  Source source;
-  source.rows = [&](const model::MatrixSpec& m, std::uint16_t* to, std::int64_t stride) {
-    const std::uint64_t row_bytes = m.cols * sizeof(Bf16);
-    uploader.run(
-        m.rows, row_bytes,
-        [&](std::uint64_t first, std::uint64_t last, std::uint8_t* memory) {
-          checkpoint.read_rows(m, first, last - first, {reinterpret_cast<Bf16*>(memory), (last - first) * m.cols});
-        },
-        [&](std::uint64_t first, std::uint64_t last, const std::uint8_t* memory) {
-          check(cudaMemcpy2DAsync(to + first * size(stride), size(stride) * sizeof(Bf16), memory, row_bytes, row_bytes,
-                                  last - first, cudaMemcpyHostToDevice, settings.stream),
-                "copying weights");
-        });
-    uploader.finish();
-  };
-  source.packed_bytes = [&](const model::MatrixSpec& m) {
-    const codec::PackedTensor* stored = checkpoint.packed(m);
-    return stored == nullptr ? 0 : stored->bytes();
-  };
-  source.packed = [&](const model::MatrixSpec& m, std::uint8_t* to) {
-    const codec::PackedTensor* stored = checkpoint.packed(m);
-    constexpr std::uint64_t kUnit = 1 << 20;
-    const std::uint64_t units = (stored->bytes() + kUnit - 1) / kUnit;
-    const auto end_of = [&](std::uint64_t unit) { return std::min(unit * kUnit, stored->bytes()); };
-    uploader.run(
-        units, kUnit,
-        [&](std::uint64_t first, std::uint64_t last, std::uint8_t* memory) {
-          stored->read_packed(first * kUnit, {reinterpret_cast<std::byte*>(memory), end_of(last) - first * kUnit});
-        },
-        [&](std::uint64_t first, std::uint64_t last, const std::uint8_t* memory) {
-          check(cudaMemcpyAsync(to + first * kUnit, memory, end_of(last) - first * kUnit, cudaMemcpyHostToDevice,
-                                settings.stream),
-                "copying weights");
-        });
-    uploader.finish();
-  };
-  source.vector = [&](const model::VectorSpec& v, std::uint16_t* host) {
-    checkpoint.read_vector(v, {reinterpret_cast<Bf16*>(host), v.size});
-  };
-  const WeightSizes sizes = weight_sizes(checkpoint.spec(), &checkpoint, settings.format);
-  const bool packs = settings.format == WeightFormat::Packed && checkpoint.manifest() == nullptr;
-  progress.begin(packs ? "packing" : "loading", all_bytes(checkpoint.spec()));
-  Loader loader(source, settings, arena, progress, sizes.load_scratch);
-  DeviceWeights weights = loader.load(checkpoint.spec());
-  progress.end();
-  stages.push_back({"files", uploader.read_seconds});
-  stages.push_back({"copies", uploader.wait_seconds});
-  if (sizes.any_packed) stages.push_back({packs ? "packing" : "checking", loader.pack_seconds});
-  return weights;
-}
-
-DeviceWeights random_weights(const model::ModelSpec& spec, std::uint64_t seed, const LoadSettings& settings,
-                             Arena& arena, Progress& progress, std::vector<LoadStage>& stages) {
-  Source source;
-  source.rows = [&](const model::MatrixSpec& m, std::uint16_t* to, std::int64_t stride) {
-    const std::uint64_t matrix_seed = seed ^ name_hash(m.name);
-    if (stride == static_cast<std::int64_t>(m.cols)) {
-      check(cuda::random_weights(matrix_seed, kSigma, static_cast<std::int64_t>(m.rows * m.cols), to, settings.stream),
-            "making random weights");
-      return;
-    }
-    const DeviceMemory rows(m.rows * m.cols * sizeof(Bf16));
-    check(cuda::random_weights(matrix_seed, kSigma, static_cast<std::int64_t>(m.rows * m.cols),
-                               static_cast<std::uint16_t*>(rows.get()), settings.stream),
-          "making random weights");
-    check(cudaMemsetAsync(to, 0, m.rows * size(stride) * sizeof(Bf16), settings.stream), "making random weights");
-    check(cudaMemcpy2DAsync(to, size(stride) * sizeof(Bf16), rows.get(), m.cols * sizeof(Bf16), m.cols * sizeof(Bf16),
-                            m.rows, cudaMemcpyDeviceToDevice, settings.stream),
-          "making random weights");
-    check(cudaStreamSynchronize(settings.stream), "making random weights");
-  };
-  source.packed_bytes = [](const model::MatrixSpec&) { return std::uint64_t{0}; };
-  source.vector = [](const model::VectorSpec& v, std::uint16_t* host) {
-    const bool norm = v.name.find("norm") != std::string::npos;
-    std::fill_n(host, v.size, to_bf16(norm ? 1.0f : 0.01f).bits);
-  };
-  const WeightSizes sizes = weight_sizes(spec, nullptr, settings.format);
-  double seconds = 0;
-  progress.begin("making random weights", all_bytes(spec));
-  Loader loader(source, settings, arena, progress, sizes.load_scratch);
-  DeviceWeights weights;
-  Uploader::timed(seconds, [&] { weights = loader.load(spec); });
-  progress.end();
-  stages.push_back({"making", seconds - loader.pack_seconds});
-  if (sizes.any_packed) stages.push_back({"packing", loader.pack_seconds});
+DeviceWeights load_weights(const model::ModelSpec& spec, const model::Shard& shard, WeightSource& from,
+                           const LoadSettings& settings, const WeightSizes& sizes, Arena& arena, Progress& progress,
+                           double& pack_seconds) {
+  Loader loader(shard, from, settings, sizes, arena, progress);
+  DeviceWeights weights = loader.load(spec);
+  pack_seconds = loader.pack_seconds;
   return weights;
 }
 

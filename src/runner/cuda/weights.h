@@ -6,10 +6,10 @@
 #include <vector>
 
 #include "base/progress.h"
-#include "base/thread_pool.h"
 #include "cuda/products/products.h"
-#include "model/checkpoint.h"
+#include "model/sharding.h"
 #include "runner/cuda/arena.h"
+#include "runner/cuda/weight_source.h"
 #include "runner/runner.h"
 
 namespace glyd::runner {
@@ -32,25 +32,28 @@ struct DeviceLayer {
   DeviceMatrix qkv, o, gate_up, down;
 };
 
+// Of a rank: its part of each matrix. What its stage does not have is empty.
 struct DeviceWeights {
-  DeviceMatrix embed;
+  std::optional<DeviceMatrix> embed;
   std::vector<DeviceLayer> layers;
   const std::uint16_t* final_norm = nullptr;
-  std::optional<DeviceMatrix> lm_head;  // none when the embedding is the head too
+  std::optional<DeviceMatrix> lm_head;  // none when the embedding, all of it, is the head too
   std::uint64_t bytes = 0;              // all of it
 
-  const DeviceMatrix& head() const { return lm_head ? *lm_head : embed; }
+  bool has_head() const { return final_norm != nullptr; }
+  const DeviceMatrix& head() const { return lm_head ? *lm_head : *embed; }
 };
 
-// What a matrix takes at most (packed ones of unknown weights: about), and the memory that loading needs beside the
+// What the matrices take at most (packed ones of unknown weights: about), and the memory that loading needs beside the
 // weights.
 struct WeightSizes {
   std::uint64_t weights = 0;
   std::uint64_t load_scratch = 0;
   bool any_packed = false;
 };
-// `checkpoint` null: random weights.
-WeightSizes weight_sizes(const model::ModelSpec& spec, const model::Checkpoint* checkpoint, WeightFormat format);
+// `from` is only asked for sizes. `estimated`: weights that are packed at load may take a little more.
+WeightSizes weight_sizes(const model::ModelSpec& spec, const model::Shard& shard, const WeightSource& from,
+                         WeightFormat format, bool estimated);
 
 struct LoadSettings {
   WeightFormat format = WeightFormat::AsStored;
@@ -59,12 +62,13 @@ struct LoadSettings {
   cudaStream_t stream = nullptr;
 };
 
-// Fills `arena` matrix by matrix: files are read by all threads into pinned buffers while the buffer before is copied;
-// packing, and checking what comes packed, is done on the GPU. `stages` receives the time of each. Throws Error(Model),
-// Error(Memory).
-DeviceWeights load_weights(const model::Checkpoint& checkpoint, const LoadSettings& settings, Arena& arena,
-                           ThreadPool& pool, Progress& progress, std::vector<LoadStage>& stages);
-DeviceWeights random_weights(const model::ModelSpec& spec, std::uint64_t seed, const LoadSettings& settings,
-                             Arena& arena, Progress& progress, std::vector<LoadStage>& stages);
+// Fills `arena` matrix by matrix; packing, and checking what comes packed, is done on the GPU. `pack_seconds` receives
+// the time of it. Throws Error(Model), Error(Memory).
+DeviceWeights load_weights(const model::ModelSpec& spec, const model::Shard& shard, WeightSource& from,
+                           const LoadSettings& settings, const WeightSizes& sizes, Arena& arena, Progress& progress,
+                           double& pack_seconds);
+
+// Bytes of bf16 that load_weights() reports progress over.
+std::uint64_t file_bytes(const model::ModelSpec& spec, const model::Shard& shard);
 
 }  // namespace glyd::runner

@@ -17,11 +17,6 @@ std::int64_t widest_input(const model::Config& c) {
   return std::max({c.hidden_size, std::int64_t{c.heads} * c.head_dim, c.intermediate_size});
 }
 
-// Tokens whose logits are made at a time, at most: as many columns as a launch may have for all sequences.
-std::int64_t head_columns(const WorkspaceShape& s) {
-  return cuda::activation_columns(static_cast<int>(std::min<std::int64_t>(s.columns, s.sequences)));
-}
-
 // Calls visit(pointer, bytes, name) for every part: the one list that sizes and allocation share.
 template <class Visit>
 void visit_parts(const model::Config& c, const WorkspaceShape& s, Workspace& w, const Visit& visit) {
@@ -53,6 +48,10 @@ void visit_parts(const model::Config& c, const WorkspaceShape& s, Workspace& w, 
 }
 
 }  // namespace
+
+std::int64_t head_columns(const WorkspaceShape& s) {
+  return cuda::activation_columns(static_cast<int>(std::min<std::int64_t>(s.columns, s.sequences)));
+}
 
 std::uint64_t requests_bytes(const WorkspaceShape& s) {
   return size(s.columns) * sizeof(cuda::RowSampling) + size(s.cached) * sizeof(cuda::TouchedId);
@@ -92,7 +91,7 @@ std::int64_t slice_rows(std::int64_t cols) {
 }
 
 WorkspaceShape workspace_shape(const model::Config& c, const Options& options, std::int64_t context,
-                               int multiprocessors, bool any_packed) {
+                               int multiprocessors, bool any_packed, bool shared) {
   WorkspaceShape s;
   s.tokens = options.max_batch_tokens;
   s.sequences = options.max_sequences;
@@ -113,6 +112,8 @@ WorkspaceShape workspace_shape(const model::Config& c, const Options& options, s
   const model::LayerSpec& layer = spec.layers.front();  // all are alike
   for (const auto* m : {&layer.qkv, &layer.o, &layer.gate_up, &layer.down}) consider(*m, false);
   consider(c.tied_head ? spec.embed : spec.lm_head, true);
+  if (shared)
+    s.products = std::max(s.products, size(std::max<std::int64_t>(s.tokens, s.columns)) * size(c.hidden_size) * 4);
   return s;
 }
 

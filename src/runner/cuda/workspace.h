@@ -65,9 +65,12 @@ struct InputLayout {
 // Rows of a product's weights that are unpacked and multiplied at a time in a prompt.
 std::int64_t slice_rows(std::int64_t cols);
 
-// The shape for a model whose weights are not loaded yet; `cached` stays 0.
+// Tokens whose logits are made at a time, at most: as many columns as a launch may have for all sequences.
+std::int64_t head_columns(const WorkspaceShape& shape);
+
+// The shape for a model whose weights are not loaded yet; `cached` stays 0. `shared`: products are summed over ranks.
 WorkspaceShape workspace_shape(const model::Config& config, const Options& options, std::int64_t context,
-                               int multiprocessors, bool any_packed);
+                               int multiprocessors, bool any_packed, bool shared);
 
 std::uint64_t workspace_bytes(const model::Config& config, const WorkspaceShape& shape);
 Workspace make_workspace(const model::Config& config, const WorkspaceShape& shape, Arena& arena);

@@ -1,6 +1,7 @@
 #include "runner/parallel/parallel_runner.h"
 
 #include <algorithm>
+#include <mutex>
 #include <new>
 #include <numeric>
 
@@ -154,22 +155,33 @@ double ParallelRunner::read_bandwidth() {
   return *std::min_element(of_stages.begin(), of_stages.end());
 }
 
-// Stages take turns, so the trace is called by one thread at a time and sees the layers in order.
+// Stages take turns, so the trace sees the layers of a pass in order; a stage may be at the next pass already.
 void ParallelRunner::set_trace(Trace trace) {
-  const auto shared = std::make_shared<Trace>(std::move(trace));
+  struct Shared {
+    Trace trace;
+    std::mutex mutex;
+  };
+  const auto shared = std::make_shared<Shared>();
+  shared->trace = std::move(trace);
   for (Runner* rank : leaders()) {
-    if (*shared) {
-      rank->set_trace([shared](int layer, std::span<const float> hidden) { (*shared)(layer, hidden); });
+    if (shared->trace) {
+      rank->set_trace([shared](int layer, std::span<const float> hidden) {
+        const std::lock_guard lock(shared->mutex);
+        shared->trace(layer, hidden);
+      });
     } else {
       rank->set_trace({});
     }
   }
 }
 
+// All ranks of a stage take part: what is measured of one has the others' sums in it.
 std::vector<std::pair<std::string, double>> ParallelRunner::step_profile() {
+  std::vector<std::vector<std::pair<std::string, double>>> profiles(ranks_.size());
+  on_all([&](std::size_t r, Runner& rank) { profiles[r] = rank.step_profile(); });
   std::vector<std::pair<std::string, double>> sum;
-  for (Runner* rank : leaders()) {
-    for (auto& [name, seconds] : rank->step_profile()) {
+  for (std::size_t leader = 0; leader < ranks_.size(); leader += ranks_of_stage_) {
+    for (auto& [name, seconds] : profiles[leader]) {
       const auto same = std::find_if(sum.begin(), sum.end(), [&](const auto& part) { return part.first == name; });
       if (same != sum.end()) {
         same->second += seconds;

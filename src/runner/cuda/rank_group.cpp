@@ -1,0 +1,103 @@
+#include "runner/cuda/rank_group.h"
+
+#include <algorithm>
+#include <cstdlib>
+#include <optional>
+#include <string_view>
+#include <utility>
+
+#include "base/text.h"
+#include "cuda/parallel/parallel.h"
+#include "runner/cuda/check.h"
+
+namespace glyd::runner {
+namespace {
+
+// The transport that the environment asks for.
+std::optional<Transport> wanted_transport() {
+  const char* const value = std::getenv("GLYD_ALL_REDUCE");
+  if (value == nullptr || *value == '\0') return {};
+  if (std::string_view(value) == "peer") return Transport::PeerMemory;
+  if (std::string_view(value) == "nccl") return Transport::Nccl;
+  fail(Code::Usage, "GLYD_ALL_REDUCE={}: expected peer or nccl", printable(value));
+}
+
+bool reaches(int from, int to) {
+  int can = 0;
+  check(cudaDeviceCanAccessPeer(&can, from, to), "asking for peer memory");
+  return can != 0;
+}
+
+}  // namespace
+
+RankGroup::RankGroup(std::vector<int> devices, int tensor_parallel)
+    : devices_(std::move(devices)), tensor_parallel_(tensor_parallel), ends_(devices_.size()), stop_(sizeof(int)) {
+  set_stopped(false);
+  if (tensor_parallel > cuda::kMaxRanks)
+    fail(Code::Usage, "-tp {}: GPUs take at most {} ranks; use pipeline stages (-pp)", tensor_parallel,
+         cuda::kMaxRanks);
+  const std::optional<Transport> wanted = wanted_transport();
+  std::pair<int, int> apart{-1, -1};  // two GPUs that do not reach each other
+  bool shared = false;
+  for (const int a : devices_) {
+    shared = shared || ranks_on(a) > 1;
+    for (const int b : devices_) {
+      if (a != b && !reaches(a, b)) apart = {a, b};
+    }
+  }
+  const bool peers = apart.first < 0;
+  if (shared) {
+    if (wanted == Transport::Nccl || !peers)
+      fail(Code::Usage, "--device: ranks can share a GPU only where all GPUs reach each other's memory, without NCCL");
+    transport_ = Transport::SharedGpu;
+  } else {
+    if (wanted == Transport::PeerMemory && !peers)
+      fail(Code::Usage, "GLYD_ALL_REDUCE=peer: GPUs {} and {} do not reach each other's memory; take it away",
+           apart.first, apart.second);
+    transport_ = wanted.value_or(peers ? Transport::PeerMemory : Transport::Nccl);
+  }
+  if (transport_ == Transport::Nccl) {
+    const auto stages = devices_.size() / static_cast<std::size_t>(tensor_parallel);
+    for (std::size_t s = 0; s < stages; ++s) {
+      const auto first = devices_.begin() + static_cast<std::ptrdiff_t>(s) * tensor_parallel;
+      stage_nccl_.push_back(std::make_unique<Nccl>(std::vector<int>(first, first + tensor_parallel)));
+    }
+    if (stages > 1) all_nccl_ = std::make_unique<Nccl>(devices_);
+  } else {
+    enable_peers();
+  }
+}
+
+int RankGroup::ranks_on(int device) const {
+  return static_cast<int>(std::count(devices_.begin(), devices_.end(), device));
+}
+
+void RankGroup::enable_peers() const {
+  for (const int a : devices_) {
+    check(cudaSetDevice(a), "choosing the GPU");
+    for (const int b : devices_) {
+      if (a == b) continue;
+      const cudaError_t error = cudaDeviceEnablePeerAccess(b, 0);
+      if (error == cudaErrorPeerAccessAlreadyEnabled) {
+        cudaGetLastError();
+      } else {
+        check(error, "reaching another GPU's memory");
+      }
+    }
+  }
+}
+
+std::string RankGroup::describe() const {
+  switch (transport_) {
+    case Transport::PeerMemory:
+      return "peer memory";
+    case Transport::SharedGpu:
+      return "one GPU's memory";
+    case Transport::Nccl:
+      break;
+  }
+  const int version = stage_nccl_.front()->version();
+  return fmt::format("NCCL {}.{}.{}", version / 10000, version / 100 % 100, version % 100);
+}
+
+}  // namespace glyd::runner

@@ -1,0 +1,247 @@
+// Models over several ranks on GPUs: ranks that share one, and ranks on GPUs of their own where there are two. Their
+// numbers against the CPU's, and to the bit: packed = plain, alone = in a batch, stages = one, and one way of carrying
+// sums = another.
+
+#include <cstdlib>
+
+#include "base/error.h"
+#include "cuda/device.h"
+#include "cuda/runner_models.h"
+#include "support/fixtures.h"
+
+using namespace glyd;
+using namespace glyd::test;
+using runner::Activations;
+using runner::WeightFormat;
+
+namespace {
+
+bool has_two_gpus() {
+  int count = 0;
+  return cudaGetDeviceCount(&count) == cudaSuccess && count >= 2;
+}
+
+// First line of a test that wants ranks on GPUs of their own.
+#define GLYD_NEEDS_TWO_GPUS()                       \
+  do {                                              \
+    if (!has_two_gpus()) {                          \
+      WARN("skipped: no two GPUs on this machine"); \
+      return;                                       \
+    }                                               \
+  } while (false)
+
+struct Ranks {
+  int tp, pp;
+};
+
+GpuSetup with_ranks(const Ranks& ranks, WeightFormat weights = WeightFormat::AsStored) {
+  GpuSetup setup;
+  setup.weights = weights;
+  setup.tensor_parallel = ranks.tp;
+  setup.pipeline_parallel = ranks.pp;
+  return setup;
+}
+
+// A row for each token: the first `prompt` tokens in one step, the others in a step each.
+Rows run_and_decode(runner::Runner& runner, const Ids& ids, std::int32_t prompt) {
+  const Ids table = blocks_from(0, std::ssize(ids));
+  Rows rows = run_step(runner, {{&ids, &table, 0, prompt}});
+  for (std::int32_t i = prompt; i < std::ssize(ids); ++i)
+    rows.push_back(run_step(runner, {{&ids, &table, i, i + 1}})[0]);
+  return rows;
+}
+
+Ids some_ids(std::int32_t n) { return random_ids(static_cast<std::size_t>(n), 4096, 1); }
+
+// Sets GLYD_ALL_REDUCE while it lives.
+class SumsBy {
+ public:
+  explicit SumsBy(const char* transport) { ::setenv("GLYD_ALL_REDUCE", transport, 1); }
+  ~SumsBy() { ::unsetenv("GLYD_ALL_REDUCE"); }
+  SumsBy(const SumsBy&) = delete;
+  SumsBy& operator=(const SumsBy&) = delete;
+};
+
+// Short prompts go through the own kernels, long ones through cuBLAS; the longest in several pieces of sums.
+constexpr std::int32_t kPrompts[] = {40, 200, 700};
+
+}  // namespace
+
+TEST_CASE("ranks on a GPU give what the CPU gives", "[cuda][gpu][ranks]") {
+  GLYD_NEEDS_GPU();
+  for (const std::string& model : kShippedModels) {
+    const auto cpu =
+        load_runner(shipped_model(model), {.threads = 0, .activations = Activations::Bf16, .max_batch_tokens = 1024});
+    for (const Ranks ranks : {Ranks{2, 1}, {3, 1}, {4, 1}, {1, 2}, {2, 2}}) {
+      INFO(model << ", -tp " << ranks.tp << " -pp " << ranks.pp);
+      const auto gpu = load_gpu(shipped_model(model), with_ranks(ranks));
+      for (const std::int32_t prompt : kPrompts) {
+        INFO(prompt << " tokens");
+        const Ids ids = some_ids(prompt + 3);
+        const Distance apart = distance(run_and_decode(*gpu, ids, prompt), run_and_decode(*cpu, ids, prompt));
+        CHECK(apart.largest < kReordered.largest);
+        CHECK(apart.rms < kReordered.rms);
+      }
+    }
+  }
+}
+
+TEST_CASE("packed weights over ranks give what plain ones give, to the bit", "[cuda][gpu][ranks]") {
+  GLYD_NEEDS_GPU();
+  for (const std::string& model : kShippedModels) {
+    for (const Ranks ranks : {Ranks{2, 1}, {3, 1}, {2, 2}}) {
+      INFO(model << ", -tp " << ranks.tp << " -pp " << ranks.pp);
+      const auto plain = load_gpu(shipped_model(model), with_ranks(ranks, WeightFormat::Bf16));
+      const auto packed_at_load = load_gpu(shipped_model(model), with_ranks(ranks, WeightFormat::Packed));
+      const auto packed_before = load_gpu(packed_copy(model), with_ranks(ranks));
+      for (const std::int32_t prompt : kPrompts) {
+        const Ids ids = some_ids(prompt + 3);
+        const Rows rows = run_and_decode(*plain, ids, prompt);
+        CHECK(difference(run_and_decode(*packed_at_load, ids, prompt), rows).empty());
+        CHECK(difference(run_and_decode(*packed_before, ids, prompt), rows).empty());
+      }
+    }
+  }
+}
+
+TEST_CASE("stages on a GPU give what one GPU gives, to the bit", "[cuda][gpu][ranks]") {
+  GLYD_NEEDS_GPU();
+  for (const std::string& model : kShippedModels) {
+    for (const auto& [ranks, as] : {std::pair{Ranks{1, 2}, Ranks{1, 1}}, {{1, 3}, {1, 1}}, {{2, 2}, {2, 1}}}) {
+      INFO(model << ", -tp " << ranks.tp << " -pp " << ranks.pp);
+      const auto stages = load_gpu(shipped_model(model), with_ranks(ranks));
+      const auto one = load_gpu(shipped_model(model), with_ranks(as));
+      for (const std::int32_t prompt : kPrompts) {
+        const Ids ids = some_ids(prompt + 3);
+        CHECK(difference(run_and_decode(*stages, ids, prompt), run_and_decode(*one, ids, prompt)).empty());
+      }
+    }
+  }
+}
+
+TEST_CASE("a sequence over ranks gives the same alone and in a batch", "[cuda][gpu][ranks]") {
+  GLYD_NEEDS_GPU();
+  const auto runner = load_gpu(shipped_model("tiny-austen"), with_ranks({2, 2}));
+  constexpr std::int32_t kSequences = 20;
+  std::vector<Ids> ids, tables;
+  for (std::int32_t i = 0; i < kSequences; ++i) {
+    ids.push_back(random_ids(6, 4096, static_cast<unsigned>(i)));
+    tables.push_back(blocks_from(i, 6));
+  }
+  std::vector<Rows> alone;
+  for (std::int32_t i = 0; i < kSequences; ++i) {
+    const auto s = static_cast<std::size_t>(i);
+    alone.push_back(run_step(*runner, {{&ids[s], &tables[s], 0, 5}}));
+    alone.back().push_back(run_step(*runner, {{&ids[s], &tables[s], 5, 6}})[0]);
+  }
+  for (const auto& [begin, end] : {std::pair{0, 5}, {5, 6}}) {
+    std::vector<Part> parts;
+    for (std::size_t s = 0; s < ids.size(); ++s) parts.push_back({&ids[s], &tables[s], begin, end});
+    const Rows together = run_step(*runner, parts);
+    for (std::size_t s = 0; s < ids.size(); ++s) {
+      const auto count = static_cast<std::ptrdiff_t>(end - begin), first = static_cast<std::ptrdiff_t>(s) * count;
+      CHECK(difference(Rows(together.begin() + first, together.begin() + first + count),
+                       Rows(alone[s].begin() + begin, alone[s].begin() + end))
+                .empty());
+    }
+  }
+}
+
+TEST_CASE("ids that ranks choose are those of the largest logits", "[cuda][gpu][ranks]") {
+  GLYD_NEEDS_GPU();
+  const auto runner = load_gpu(shipped_model("tiny-austen"), with_ranks({3, 1}));
+  const Ids ids = some_ids(60), table = blocks_from(0, 60);
+  const std::vector<Part> parts{{&ids, &table, 0, 60}};
+  const Rows rows = run_step(*runner, parts);
+  runner::Batch batch = make_batch(parts);
+  batch.greedy.assign(batch.logits_rows.size(), 1);
+  const runner::StepResult result = runner->step(batch);
+  REQUIRE(result.ids.size() == rows.size());
+  for (std::size_t i = 0; i < rows.size(); ++i) CHECK(result.ids[i] == static_cast<std::int32_t>(arg_max(rows[i])));
+}
+
+TEST_CASE("random weights over ranks are the whole model's", "[cuda][gpu][ranks]") {
+  GLYD_NEEDS_GPU();
+  model::Config config = model::load_config(std::filesystem::path(GLYD_SOURCE_DIR) / "models/qwen3-0.6b");
+  config.layers = 2;
+  Progress silent;
+  const Ids ids = random_ids(20, 100'000, 1);
+  Rows one;
+  for (const Ranks ranks : {Ranks{1, 1}, {2, 1}, {1, 2}}) {
+    for (const WeightFormat format : {WeightFormat::Bf16, WeightFormat::Packed}) {
+      const auto runner = gpu_runner(with_ranks(ranks, format));
+      runner->load_random(config, 7, silent);
+      const Rows rows = run_and_decode(*runner, ids, 17);
+      if (one.empty()) one = rows;
+      const Distance apart = distance(rows, one);
+      CHECK(apart.largest < kReordered.largest);
+      CHECK(apart.rms < kReordered.rms);
+    }
+  }
+}
+
+TEST_CASE("a rank that fails ends the step on all, and the next one runs", "[cuda][gpu][ranks]") {
+  GLYD_NEEDS_GPU();
+  std::vector<GpuSetup> setups{with_ranks({2, 1}), with_ranks({2, 2})};
+  if (has_two_gpus()) {
+    setups.push_back(with_ranks({2, 1}));
+    setups.back().device = "cuda";
+  }
+  for (const GpuSetup& setup : setups) {
+    INFO(setup.device << " -tp " << setup.tensor_parallel << " -pp " << setup.pipeline_parallel);
+    const auto runner = load_gpu(shipped_model("tiny-austen"), setup);
+    const Ids ids = some_ids(12);
+    const Rows before = run_and_decode(*runner, ids, 9);
+    for (const int failing : {0, 2}) {
+      runner->set_trace([&](int layer, std::span<const float>) {
+        if (layer == failing) throw std::runtime_error("on purpose");
+      });
+      CHECK_THROWS_WITH(run_and_decode(*runner, ids, 9), Catch::Contains("on purpose"));
+      runner->set_trace({});
+      CHECK(difference(run_and_decode(*runner, ids, 9), before).empty());
+    }
+  }
+}
+
+TEST_CASE("GPUs for ranks are asked for by name", "[cuda][gpu][ranks]") {
+  GLYD_NEEDS_GPU();
+  const auto error_of = [](const std::string& device, const Ranks& ranks) -> std::string {
+    GpuSetup setup = with_ranks(ranks);
+    setup.device = device;
+    try {
+      gpu_runner(setup);
+    } catch (const Error& e) {
+      return e.what();
+    }
+    return "no error";
+  };
+  CHECK_THAT(error_of("cuda", {16, 4}), Catch::Contains("ask for 64 GPUs"));
+  CHECK_THAT(error_of("cuda:0,cuda:0", {3, 1}), Catch::Contains("that is 2 GPUs, and -tp and -pp ask for 3"));
+  CHECK_THAT(error_of("cuda:0,cuda:99", {2, 1}), Catch::Contains("cuda:99"));
+  CHECK_THAT(error_of("cuda:0,", {2, 1}), Catch::Contains("--device"));
+  const SumsBy wrong("tree");
+  CHECK_THAT(error_of("cuda:0,cuda:0", {2, 1}), Catch::Contains("GLYD_ALL_REDUCE=tree: expected peer or nccl"));
+}
+
+TEST_CASE("two GPUs give what two ranks on one give, to the bit, whatever carries the sums", "[cuda][gpu][ranks]") {
+  GLYD_NEEDS_TWO_GPUS();
+  for (const std::string& model : kShippedModels) {
+    for (const Ranks ranks : {Ranks{2, 1}, {1, 2}}) {
+      const auto shared = load_gpu(shipped_model(model), with_ranks(ranks));
+      for (const char* transport : {"peer", "nccl"}) {
+        const SumsBy sums(transport);
+        for (const bool eager : {false, true}) {
+          INFO(model << ", -tp " << ranks.tp << " -pp " << ranks.pp << ", " << transport << (eager ? ", eager" : ""));
+          GpuSetup setup = with_ranks(ranks);
+          setup.device = "cuda";
+          setup.eager = eager;
+          const auto apart = load_gpu(shipped_model(model), setup);
+          for (const std::int32_t prompt : kPrompts) {
+            const Ids ids = some_ids(prompt + 20);
+            CHECK(difference(run_and_decode(*apart, ids, prompt), run_and_decode(*shared, ids, prompt)).empty());
+          }
+        }
+      }
+    }
+  }
+}
