@@ -28,6 +28,7 @@ Forward::Forward(const model::Config& config, const DeviceWeights& weights, cons
       exchange_(exchange),
       stream_(stream) {
   for (const Event& event : slice_free_) check(cudaEventRecord(event.get(), stream_), "an event");
+  if (exchange_ != nullptr) cublas();  // takes memory: not in a step, where other ranks may wait for this one
 }
 
 cuda::Activations Forward::activations(const PassShape& pass, std::int64_t width) const {

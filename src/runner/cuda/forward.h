@@ -67,6 +67,11 @@ class Forward {
   // choose() and finish_logits().
   bool has_logits() const { return weights_.has_head() && (!shares() || exchange_->has_logits()); }
 
+  // Between capturing a pass and launching it: see RankExchange::meet_on_host().
+  void meet_ranks() {
+    if (shares()) exchange_->meet_on_host();
+  }
+
   // From the logits made last, of `rows` tokens: arg-max ids to work.ids, finished logits to work.logits.
   void choose(int rows);
   void finish_logits(int rows);

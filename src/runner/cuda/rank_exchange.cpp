@@ -110,11 +110,15 @@ void RankExchange::begin_step() {
 
 float* RankExchange::half() const { return static_cast<float*>(slots_.get()) + half_ * half_values(shape_, ranks_); }
 
-// For ranks on one GPU, whose kernels cannot wait for each other: what all have written so far comes first.
 void RankExchange::meet_on_host() {
-  check(cudaEventRecord(written_.get(), stream_), "an event");
   float nothing = 0;
   communicator_.all_reduce_sum({&nothing, 1});
+}
+
+// For ranks on one GPU, whose kernels cannot wait for each other: what all have written so far comes first.
+void RankExchange::meet_with_events() {
+  check(cudaEventRecord(written_.get(), stream_), "an event");
+  meet_on_host();
   for (int r = 0; r < ranks_; ++r)
     check(cudaStreamWaitEvent(stream_, group_.end(first_ + r).written), "waiting for a rank");
 }
@@ -133,7 +137,7 @@ void RankExchange::share(const cuda::Product& own, int tokens) {
   check(cuda::share_rows(own, tokens, shape_.hidden, to, kernels_wait ? &meeting_ : nullptr, stream_), "sharing sums");
   if (nccl)
     group_.stage_nccl(communicator_.stage()).all_gather(rank_, half() + rank_ * values, half(), values, stream_);
-  if (group_.transport() == Transport::SharedGpu) meet_on_host();
+  if (group_.transport() == Transport::SharedGpu) meet_with_events();
 }
 
 cuda::Product RankExchange::sum(const cuda::Product& own, int tokens) {
@@ -179,9 +183,9 @@ cuda::Product RankExchange::gather_logits(const cuda::Product& own, int tokens) 
       check(cuda::share_rows(own, tokens, rows, to, &meeting_, stream_), "sharing logits");
       break;
     case Transport::SharedGpu:
-      meet_on_host();
+      meet_with_events();
       check(cuda::share_rows(own, tokens, rows, to, nullptr, stream_), "sharing logits");
-      meet_on_host();
+      meet_with_events();
       break;
     case Transport::Nccl: {
       auto* const staging = static_cast<float*>(staging_.get());
@@ -231,14 +235,19 @@ std::uint64_t RankExchange::hidden_bytes(int tokens) const {
   return size(tokens) * size(shape_.hidden) * sizeof(std::uint16_t);
 }
 
+// Where kernels carry the hidden states, the next stage waits on its thread until they are on their way, so that no
+// kernel waits for a stage that may yet make CUDA take memory.
 void RankExchange::send_hidden(const std::uint16_t* hidden, int tokens) {
+  constexpr std::byte kOnItsWay{};
   const std::uint64_t bytes = hidden_bytes(tokens);
   const int own = communicator_.global_rank(), next = own + ranks_;
   switch (group_.transport()) {
     case Transport::PeerMemory:
       check(cuda::put_in(hidden, group_.end(next).incoming, bytes, to_next_, stream_), "sending hidden states");
+      communicator_.send_to_next({&kOnItsWay, 1});
       break;
     case Transport::Nccl:
+      communicator_.send_to_next({&kOnItsWay, 1});
       group_.all_nccl().send(own, next, hidden, bytes, stream_);
       break;
     case Transport::SharedGpu:
@@ -254,6 +263,10 @@ void RankExchange::send_hidden(const std::uint16_t* hidden, int tokens) {
 void RankExchange::receive_hidden(std::uint16_t* hidden, int tokens) {
   const std::uint64_t bytes = hidden_bytes(tokens);
   const int own = communicator_.global_rank();
+  if (group_.transport() != Transport::SharedGpu) {
+    std::byte on_its_way{};
+    communicator_.receive_from_previous({&on_its_way, 1});
+  }
   switch (group_.transport()) {
     case Transport::PeerMemory:
       check(cuda::take_out(incoming_.get(), hidden, bytes, from_previous_, stream_), "receiving hidden states");

@@ -48,12 +48,16 @@ class RankExchange {
   bool has_logits() const { return rank_ == 0; }
   int ranks() const { return ranks_; }  // of the stage
 
+  // Returns when all ranks of the stage have called it. Whoever makes CUDA take memory does this before launching what
+  // waits for others: giving out memory may wait for all GPUs that reach it.
+  void meet_on_host();
+
   // Hidden states [tokens][hidden_size] bf16 to the next stage, from the one before.
   void send_hidden(const std::uint16_t* hidden, int tokens);
   void receive_hidden(std::uint16_t* hidden, int tokens);
 
  private:
-  void meet_on_host();
+  void meet_with_events();
   void share(const cuda::Product& own, int tokens);
   float* half() const;  // where the present sums of all ranks begin
   std::uint64_t hidden_bytes(int tokens) const;

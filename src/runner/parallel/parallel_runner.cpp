@@ -155,7 +155,8 @@ double ParallelRunner::read_bandwidth() {
   return *std::min_element(of_stages.begin(), of_stages.end());
 }
 
-// Stages take turns, so the trace sees the layers of a pass in order; a stage may be at the next pass already.
+// Stages take turns, so the trace sees the layers of a pass in order; a stage may be at the next pass already. Ranks
+// that nobody looks at have a trace too: runners take other ways with one, and ranks have to go the same.
 void ParallelRunner::set_trace(Trace trace) {
   struct Shared {
     Trace trace;
@@ -163,14 +164,16 @@ void ParallelRunner::set_trace(Trace trace) {
   };
   const auto shared = std::make_shared<Shared>();
   shared->trace = std::move(trace);
-  for (Runner* rank : leaders()) {
-    if (shared->trace) {
-      rank->set_trace([shared](int layer, std::span<const float> hidden) {
+  for (std::size_t r = 0; r < ranks_.size(); ++r) {
+    if (!shared->trace) {
+      ranks_[r]->set_trace({});
+    } else if (r % ranks_of_stage_ != 0) {
+      ranks_[r]->set_trace([](int, std::span<const float>) {});
+    } else {
+      ranks_[r]->set_trace([shared](int layer, std::span<const float> hidden) {
         const std::lock_guard lock(shared->mutex);
         shared->trace(layer, hidden);
       });
-    } else {
-      rank->set_trace({});
     }
   }
 }
