@@ -236,10 +236,6 @@ TEST_CASE("degrees that cannot be served are refused by name, before anything is
   for (const int ranks : {-1, 0, runner::kMaxRanks + 1})
     CHECK_THAT(error_of([&] { runner::make_runner(options_for(ranks)); }, Code::Usage),
                Catch::Contains("-tp " + std::to_string(ranks)));
-  Options gpus = options_for(2);
-  gpus.device = "cuda";
-  CHECK_THAT(error_of([&] { runner::make_runner(gpus); }, Code::Usage),
-             Catch::Contains("cuda") || Catch::Contains("GPUs"));
 }
 
 TEST_CASE("the plan over ranks is their sum, and covers what is loaded", "[runner][parallel]") {

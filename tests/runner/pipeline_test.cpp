@@ -233,10 +233,6 @@ TEST_CASE("stages that cannot be served are refused by name, before anything is 
                Catch::StartsWith("-pp " + std::to_string(stages)));
   CHECK_THAT(error_of([&] { runner::make_runner(staged(16, 8)); }, Code::Usage),
              Catch::StartsWith("-tp 16 -pp 8: ") && Catch::Contains("128") && Catch::Contains("64"));
-  Options gpus = staged(1, 2);
-  gpus.device = "cuda";
-  CHECK_THAT(error_of([&] { runner::make_runner(gpus); }, Code::Usage),
-             Catch::Contains("cuda") || Catch::Contains("GPUs"));
 }
 
 TEST_CASE("the plan over stages is their sum, and covers what is loaded", "[runner][pipeline]") {
