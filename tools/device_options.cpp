@@ -27,12 +27,19 @@ void take_gpu_memory(const std::string& text, DeviceOptions& o) {
   o.memory_limit = *bytes;
 }
 
+// One, or a GPU for each rank: "cuda:0,cuda:2".
 void check_device_name(const std::string& device) {
   if (device == "cpu" || device == "cuda") return;
-  if (!device.starts_with("cuda:")) fail(Code::Usage, "--device: {} is not one of: cpu, cuda, cuda:N", quote(device));
-  const auto index = parse_count(device.substr(5));
-  if (!index || *index < 0 || *index > 1023)
-    fail(Code::Usage, "--device: {} names no GPU; write cuda:0", quote(device));
+  for (std::size_t begin = 0; begin <= device.size();) {
+    const std::size_t end = std::min(device.size(), device.find(',', begin));
+    const std::string one = device.substr(begin, end - begin);
+    if (!one.starts_with("cuda:"))
+      fail(Code::Usage, "--device: {} is not one of: cpu, cuda, cuda:N (or several: cuda:0,cuda:1)", quote(device));
+    const auto index = parse_count(one.substr(5));
+    if (!index || *index < 0 || *index > 1023)
+      fail(Code::Usage, "--device: {} names no GPU; write cuda:0", quote(device));
+    begin = end + 1;
+  }
 }
 
 }  // namespace
@@ -52,7 +59,9 @@ runner::Options DeviceOptions::runner_options() const {
 }
 
 void DeviceArguments::declare(CommandLine& line) {
-  line.text("--device", "DEVICE", device_, "cpu, cuda or cuda:N; default: a GPU where there is one, else the CPU");
+  line.text(
+      "--device", "DEVICE", device_,
+      "cpu, cuda or cuda:N, or a GPU for each rank: cuda:0,cuda:2; default: a GPU where there is one, else the CPU");
   line.count("-t,--threads", "N", 1, 1024, threads_, "CPU threads; default: all of the machine");
   line.choice("--activations", {"fp32", "bf16"}, activations_,
               "precision between products on the CPU; bf16 rounds where a GPU would");
