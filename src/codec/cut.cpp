@@ -13,6 +13,18 @@ struct TilePart {
 
 }  // namespace
 
+std::vector<Range> joined(std::span<const Range> rows) {
+  std::vector<Range> ranges;
+  for (const Range& range : rows) {
+    if (!ranges.empty() && ranges.back().end == range.begin) {
+      ranges.back().end = range.end;
+    } else {
+      ranges.push_back(range);
+    }
+  }
+  return ranges;
+}
+
 bool keeps_units(const UnitGrid& grid, std::span<const Range> rows, Range cols) {
   for (const Range& range : rows) {
     const bool ends_whole = range.end % kTileRows == 0 || (range.end == grid.rows && &range == &rows.back());
@@ -22,7 +34,8 @@ bool keeps_units(const UnitGrid& grid, std::span<const Range> rows, Range cols) 
          (cols.end % kBlockCols == 0 || cols.end == grid.cols);
 }
 
-std::optional<std::vector<std::byte>> cut_units(const Unpacker& matrix, std::span<const Range> rows, Range cols) {
+std::optional<std::vector<std::byte>> cut_units(const Unpacker& matrix, std::span<const Range> parts, Range cols) {
+  const std::vector<Range> rows = joined(parts);
   const PackedMatrix& from = matrix.matrix();
   if (!keeps_units(from.grid, rows, cols)) return std::nullopt;
   const Range blocks{cols.begin / kBlockCols, (cols.end + kBlockCols - 1) / kBlockCols};

@@ -9,7 +9,8 @@
 
 namespace glyd::codec {
 
-std::optional<PackedPart> PackedPart::of(const PackedTensor& matrix, std::span<const Range> rows, Range cols) {
+std::optional<PackedPart> PackedPart::of(const PackedTensor& matrix, std::span<const Range> parts, Range cols) {
+  const std::vector<Range> rows = joined(parts);
   const UnitGrid& whole = matrix.grid();
   if (!keeps_units(whole, rows, cols)) return std::nullopt;
   PackedPart part(matrix);

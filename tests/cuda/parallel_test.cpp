@@ -30,6 +30,21 @@ TEST_CASE("rows are added up and written to every rank", "[cuda][gpu][parallel]"
         CUDA_REQUIRE(cudaDeviceSynchronize());
         const std::vector<float> a = first.to_host(), b = third.to_host();
         CHECK(std::memcmp(a.data(), b.data(), count * sizeof(float)) == 0);
+        // The same with a meeting behind it, of a rank that is alone: the last of many blocks tells itself, twice.
+        DeviceBuffer<std::uint32_t> words(std::vector<std::uint32_t>(64, 0));
+        DeviceBuffer<float> again(count);
+        const int go_on = 0;
+        const cuda::Meeting meeting{0, 1, words.data(), {words.data() + 16}, &go_on};
+        to = {};
+        to.to[0] = again.data();
+        to.stride = stride;
+        for (int i = 0; i < 2; ++i)
+          CUDA_REQUIRE(cuda::share_rows(product.product, tokens, rows, to, &meeting, nullptr));
+        CUDA_REQUIRE(cudaDeviceSynchronize());
+        CHECK(words.to_host()[0] == 2);
+        CHECK(words.to_host()[1] == 0);
+        CHECK(words.to_host()[16] == 2);
+        CHECK(std::memcmp(again.to_host().data(), a.data(), count * sizeof(float)) == 0);
         for (std::int64_t t = 0; t < tokens; ++t) {
           for (std::int64_t r = 0; r < rows; ++r)
             REQUIRE(a[static_cast<std::size_t>(t * stride + r)] ==

@@ -2,6 +2,8 @@
 // numbers against the CPU's, and to the bit: packed = plain, alone = in a batch, stages = one, and one way of carrying
 // sums = another.
 
+#include <dlfcn.h>
+
 #include <cstdlib>
 
 #include "base/error.h"
@@ -19,6 +21,25 @@ namespace {
 bool has_two_gpus() {
   int count = 0;
   return cudaGetDeviceCount(&count) == cudaSuccess && count >= 2;
+}
+
+// What can carry sums between the first two GPUs.
+std::vector<const char*> transports() {
+  std::vector<const char*> all;
+  int reaches = 0, back = 0;
+  CUDA_REQUIRE(cudaDeviceCanAccessPeer(&reaches, 0, 1));
+  CUDA_REQUIRE(cudaDeviceCanAccessPeer(&back, 1, 0));
+  if (reaches != 0 && back != 0) {
+    all.push_back("peer");
+  } else {
+    WARN("skipped: peer memory, which these GPUs do not have");
+  }
+  if (dlopen("libnccl.so.2", RTLD_NOW | RTLD_LOCAL) != nullptr) {
+    all.push_back("nccl");
+  } else {
+    WARN("skipped: NCCL, which is not on this machine");
+  }
+  return all;
 }
 
 // First line of a test that wants ranks on GPUs of their own.
@@ -180,6 +201,60 @@ TEST_CASE("random weights over ranks are the whole model's", "[cuda][gpu][ranks]
   }
 }
 
+TEST_CASE("ranks without rows of the head take part", "[cuda][gpu][ranks]") {
+  GLYD_NEEDS_GPU();
+  model::Config config = model::load_config(std::filesystem::path(GLYD_SOURCE_DIR) / "models/qwen3-0.6b");
+  config.layers = 2;
+  config.vocab_size = 72;  // two groups of 64 rows for four ranks
+  Progress silent;
+  const Ids ids = random_ids(20, 72, 1);
+  for (const bool tied : {true, false}) {
+    config.tied_head = tied;
+    const auto one = gpu_runner(with_ranks({1, 1})), four = gpu_runner(with_ranks({4, 1}));
+    one->load_random(config, 7, silent);
+    four->load_random(config, 7, silent);
+    const Distance apart = distance(run_and_decode(*four, ids, 17), run_and_decode(*one, ids, 17));
+    CHECK(apart.largest < kReordered.largest);
+    CHECK(apart.rms < kReordered.rms);
+  }
+}
+
+TEST_CASE("ranks take cuBLAS for everything, and prompts that depend on nothing beside them", "[cuda][gpu][ranks]") {
+  GLYD_NEEDS_GPU();
+  const auto reference = load_gpu(shipped_model("tiny-austen"), with_ranks({2, 1}));
+  GpuSetup by_cublas = with_ranks({2, 1}, WeightFormat::Bf16), invariant = with_ranks({2, 1});
+  by_cublas.gemm = runner::Gemm::Cublas;
+  invariant.batch_invariant = true;
+  for (const GpuSetup& setup : {by_cublas, invariant}) {
+    const auto runner = load_gpu(shipped_model("tiny-austen"), setup);
+    const Ids ids = some_ids(303);
+    const Distance apart = distance(run_and_decode(*runner, ids, 300), run_and_decode(*reference, ids, 300));
+    CHECK(apart.largest < kReordered.largest);
+  }
+}
+
+TEST_CASE("ranks load again, and measure their steps", "[cuda][gpu][ranks]") {
+  GLYD_NEEDS_GPU();
+  GpuSetup setup = with_ranks({2, 1});
+  if (has_two_gpus()) setup.device = "cuda";
+  const auto runner = load_gpu(shipped_model("tiny-austen"), setup);
+  const Ids ids = some_ids(20);
+  const Rows first = run_and_decode(*runner, ids, 15);
+  CHECK(runner->read_bandwidth() > 0);
+  const auto profile = runner->step_profile();
+  if (has_two_gpus()) {  // ranks that share a GPU have no graphs to measure
+    REQUIRE_FALSE(profile.empty());
+    CHECK(profile.front().first == "step");
+    CHECK(profile.front().second > 0);
+  }
+  CHECK(difference(run_and_decode(*runner, ids, 15), first).empty());
+  Progress silent;
+  runner->load(model::Checkpoint::open(shipped_model("tiny-austen-qwen2")), silent);
+  run_and_decode(*runner, ids, 15);
+  runner->load(model::Checkpoint::open(shipped_model("tiny-austen")), silent);
+  CHECK(difference(run_and_decode(*runner, ids, 15), first).empty());
+}
+
 TEST_CASE("a rank that fails ends the step on all, and the next one runs", "[cuda][gpu][ranks]") {
   GLYD_NEEDS_GPU();
   std::vector<GpuSetup> setups{with_ranks({2, 1}), with_ranks({2, 2})};
@@ -192,7 +267,7 @@ TEST_CASE("a rank that fails ends the step on all, and the next one runs", "[cud
     const auto runner = load_gpu(shipped_model("tiny-austen"), setup);
     const Ids ids = some_ids(12);
     const Rows before = run_and_decode(*runner, ids, 9);
-    for (const int failing : {0, 2}) {
+    for (const int failing : {0, 2, 7}) {  // 7: in the last stage
       runner->set_trace([&](int layer, std::span<const float>) {
         if (layer == failing) throw std::runtime_error("on purpose");
       });
@@ -228,7 +303,7 @@ TEST_CASE("two GPUs give what two ranks on one give, to the bit, whatever carrie
   for (const std::string& model : kShippedModels) {
     for (const Ranks ranks : {Ranks{2, 1}, {1, 2}}) {
       const auto shared = load_gpu(shipped_model(model), with_ranks(ranks));
-      for (const char* transport : {"peer", "nccl"}) {
+      for (const char* transport : transports()) {
         const SumsBy sums(transport);
         for (const bool eager : {false, true}) {
           INFO(model << ", -tp " << ranks.tp << " -pp " << ranks.pp << ", " << transport << (eager ? ", eager" : ""));

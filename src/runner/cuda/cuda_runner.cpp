@@ -37,6 +37,7 @@ class CudaRunner : public Runner {
     place_.communicator = communicator;
     check(cudaDeviceGetAttribute(&place_.multiprocessors, cudaDevAttrMultiProcessorCount, place_.index), "the GPU");
   }
+  ~CudaRunner() override { cudaSetDevice(place_.index); }
 
   MemoryPlan plan(const model::Checkpoint& checkpoint) const override {
     return plan_model(origin_of(checkpoint), options_, place_).total;
@@ -88,6 +89,8 @@ class CudaRunner : public Runner {
 
  private:
   void load_from(const Origin& origin, Progress& progress);
+  template <class Body>
+  auto with_ranks(const Body& body);
   LoadedModel& model() const {
     if (!model_) fail(Code::Runtime, "the CUDA runner has no model: load one first");
     return *model_;
@@ -118,7 +121,13 @@ void CudaRunner::load_from(const Origin& origin, Progress& progress) {
   stages_.clear();
   capture_seconds_ = 0;
   last_decode_ = 0;
-  model_ = load_model(origin, options_, place_, progress, stages_);
+  if (group_) place_.communicator->all_min(0);  // a GPU that ranks share is empty
+  try {
+    model_ = load_model(origin, options_, place_, progress, stages_);
+  } catch (...) {
+    if (group_) group_->set_stopped(true);  // other ranks' models know this one's memory
+    throw;
+  }
 }
 
 std::function<void(int)> CudaRunner::tracer(int tokens) {
@@ -161,6 +170,7 @@ const Graph* CudaRunner::run_decode(int tokens) {
                 .try_emplace(
                     size, m.stream.get(), [&] { launch(size); }, [&] { m.forward->finish_logits(size); })
                 .first;
+    graph->second.pass.upload(m.stream.get());
     m.forward->meet_ranks();
     capture_seconds_ += seconds_since(start);
   }
@@ -168,17 +178,31 @@ const Graph* CudaRunner::run_decode(int tokens) {
   return &graph->second.finish_logits;
 }
 
-StepResult CudaRunner::step(const Batch& batch) {
-  check(cudaSetDevice(place_.index), "choosing the GPU");
-  LoadedModel& m = model();
+// Runs `body` with the other ranks, after putting right what a failed call left. When this rank fails, nobody waits for
+// it any more, and nothing is under way that reads what the next call fills.
+template <class Body>
+auto CudaRunner::with_ranks(const Body& body) {
   try {
-    if (m.exchange) m.exchange->begin_step();
-    return run_passes(batch);
+    check(cudaSetDevice(place_.index), "choosing the GPU");
+    LoadedModel& m = model();
+    if (m.exchange && m.exchange->mend()) {
+      m.graphs.clear();  // of which other ranks may have fewer
+      last_decode_ = 0;
+    }
+    return body();
   } catch (...) {
-    if (group_) group_->set_stopped(true);  // nobody waits for this rank any more
-    cudaStreamSynchronize(m.stream.get());  // what is under way reads buffers that the next step fills
+    if (model_ && model_->exchange) {
+      model_->exchange->stop();
+    } else if (group_) {
+      group_->set_stopped(true);
+    }
+    if (model_) cudaStreamSynchronize(model_->stream.get());
     throw;
   }
+}
+
+StepResult CudaRunner::step(const Batch& batch) {
+  return with_ranks([&] { return run_passes(batch); });
 }
 
 StepResult CudaRunner::run_passes(const Batch& batch) {
@@ -200,7 +224,7 @@ StepResult CudaRunner::run_passes(const Batch& batch) {
     }
     if (!m.shard.last_stage()) m.exchange->send_hidden(m.work.hidden, tokens);
     if (m.weights.has_head()) take_results(pass, finish_logits, batch, wanted);
-    check(cudaStreamSynchronize(m.stream.get()), "a step");
+    m.synchronize();
   }
   StepResult result;
   if (m.forward->has_logits()) {
@@ -230,9 +254,11 @@ void CudaRunner::take_results(const PassPlan& pass, const Graph* finish_logits, 
 
 // The keys and values of the last tokens are garbage afterwards: no sequence may be under way.
 std::vector<std::pair<std::string, double>> CudaRunner::step_profile() {
-  if (last_decode_ == 0 || !model_ || !captures()) return {};
-  check(cudaSetDevice(place_.index), "choosing the GPU");
-  return profile_decode(*model().forward, last_decode_, model().stream.get());
+  if (!model_) return {};
+  return with_ranks([&]() -> std::vector<std::pair<std::string, double>> {
+    if (last_decode_ == 0 || !captures()) return {};
+    return profile_decode(*model_->forward, last_decode_, model_->stream.get());
+  });
 }
 
 double CudaRunner::read_bandwidth() {

@@ -37,6 +37,11 @@ class Graph {
   ~Graph() { cudaGraphExecDestroy(graph_); }
   Graph(const Graph&) = delete;
   Graph& operator=(const Graph&) = delete;
+  // Takes the memory that launching needs.
+  void upload(cudaStream_t stream) const {
+    check(cudaGraphUpload(graph_, stream), "a step");
+    check(cudaStreamSynchronize(stream), "a step");
+  }
   void launch(cudaStream_t stream) const { check(cudaGraphLaunch(graph_, stream), "a step"); }
 
  private:

@@ -41,7 +41,7 @@ cuda::Product Forward::multiply(const DeviceMatrix& matrix, const cuda::Activati
   cuda::Product product;
   if (own_products(pass)) {
     auto* partials = static_cast<float*>(work_.products);
-    launch(&matrix == &weights_.head() ? Part::Head : Part::Products, "a product", [&] {
+    launch(weights_.has_head() && &matrix == &weights_.head() ? Part::Head : Part::Products, "a product", [&] {
       return matrix.packed
                  ? cuda::multiply(settings_.kernels, *matrix.packed, matrix.partition, x, pass.tokens, partials,
                                   stream_)
@@ -244,7 +244,7 @@ Cublas& Forward::cublas() {
 }
 
 void Forward::choose(int rows) {
-  if (!has_logits()) return;
+  if (!has_logits() || left_out_ == Part::Exchange) return;  // a rank's own logits are a part of them
   launch(Part::Choice, "the choice of tokens", [&] {
     return cuda::arg_max(logits_, work_.allowed, rows, config_.vocab_size, work_.ids, work_.choice, stream_);
   });

@@ -45,6 +45,8 @@ DevicePlan plan_of(const Origin& origin, const model::Shard& shard, const Weight
   facts.multiprocessors = place.multiprocessors;
   facts.free = free_memory(place.index);
   facts.all = total_memory(place.index);
+  if (shard.last_stage()) facts.head_rows = static_cast<std::int64_t>(shard.vocab.size());
+  facts.logits = shard.last_stage() && shard.rank == 0;
   if (place.group != nullptr) {
     facts.ranks = place.group->tensor_parallel();
     facts.sharing = place.group->ranks_on(place.index);
@@ -116,6 +118,14 @@ Origin random_origin(const model::Config& config, std::uint64_t seed) {
   return {config, model::model_spec(config), nullptr, seed};
 }
 
+void LoadedModel::synchronize() {
+  if (exchange) {
+    exchange->synchronize();
+  } else {
+    check(cudaStreamSynchronize(stream.get()), "a step");
+  }
+}
+
 DevicePlan plan_model(const Origin& origin, const Options& options, const Place& place) {
   const model::Shard shard = place.shard_of(origin.config);
   const auto source = origin.checkpoint != nullptr ? sizes_of(*origin.checkpoint) : random_source(0, nullptr);
@@ -152,7 +162,7 @@ std::unique_ptr<LoadedModel> load_model(const Origin& origin, const Options& opt
   }
   fill_tables(m, options.allowed);
   m.input.emplace(m.shape);
-  if (can_sample(m.config)) m.sampling.emplace(requests_bytes(m.shape));
+  if (m.shape.logits && can_sample(m.config)) m.sampling.emplace(requests_bytes(m.shape));
   m.output = PinnedMemory(2 * static_cast<std::uint64_t>(m.shape.sequences) * sizeof(std::int32_t));
   m.forward.emplace(m.config, m.weights, m.shape, m.work, m.keys, m.values, m.kv_blocks,
                     Forward::Settings{place.kernels, options.gemm, options.batch_invariant},

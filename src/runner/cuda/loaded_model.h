@@ -60,6 +60,9 @@ struct LoadedModel {
   std::optional<SamplingInput> sampling;
   PinnedMemory output;  // ids chosen, then ids drawn
   std::map<int, DecodeGraphs> graphs;
+
+  // Waits for the stream. Throws Aborted when another rank has failed meanwhile.
+  void synchronize();
 };
 
 // Throws Error(Usage), Error(Memory).

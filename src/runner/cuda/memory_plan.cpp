@@ -21,8 +21,12 @@ std::uint64_t block_bytes(const model::Config& c) {
   return size(c.layers) * 2 * kBlockSize * size(c.kv_heads) * size(c.head_dim) * sizeof(std::uint16_t);
 }
 
-void check_model(const model::Config& c) {
-  const auto require = [](bool ok, const char* name, std::int64_t value, const char* expected) {
+void check_model(const model::Config& c, int ranks) {
+  const auto require = [&](bool ok, const char* name, std::int64_t value, const char* expected) {
+    if (!ok && ranks > 1)
+      fail(Code::Usage,
+           "-tp {}: a rank's part of {} would be {}: a GPU runs models where it is {}; use fewer ranks or --device cpu",
+           ranks, name, value, expected);
     if (!ok)
       fail(Code::Model, "config.json: {} is {}: a GPU runs models where it is {}; use --device cpu", name, value,
            expected);
@@ -37,7 +41,7 @@ void check_model(const model::Config& c) {
 
 DevicePlan plan_device(const model::Config& c, const WeightSizes& weights, const Options& options,
                        const DeviceFacts& device) {
-  check_model(c);
+  check_model(c, device.ranks);
   const auto sharing = static_cast<std::uint64_t>(device.sharing);
   const std::uint64_t free = device.free / sharing, all = device.all / sharing;
   DevicePlan plan;
@@ -51,12 +55,14 @@ DevicePlan plan_device(const model::Config& c, const WeightSizes& weights, const
 
   MemoryPlan& total = plan.total;
   const double share = options.memory_share > 0 ? options.memory_share : kUsualShare;
-  const std::uint64_t limit =
-      options.memory_limit > 0 ? options.memory_limit : static_cast<std::uint64_t>(share * static_cast<double>(all));
+  const std::uint64_t limit = options.memory_limit > 0 ? options.memory_limit / sharing
+                                                       : static_cast<std::uint64_t>(share * static_cast<double>(all));
   // The context may be there already (then it is not free any more) or not.
   total.available = std::min(limit, free + std::min(kContextBytes, all - free));
   total.weights = weights.weights;
-  plan.shape = workspace_shape(c, options, plan.context, device.multiprocessors, weights.any_packed, device.ranks > 1);
+  plan.shape = workspace_shape(c, options, plan.context, device.multiprocessors, weights.any_packed, device.head_rows,
+                               device.ranks > 1);
+  plan.shape.logits = device.logits;
   const auto workspace = [&](std::int64_t blocks) {
     plan.shape.cached = blocks * kBlockSize;
     return workspace_bytes(c, plan.shape) + kContextBytes + kGraphBytes +

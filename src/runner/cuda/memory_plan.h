@@ -27,6 +27,8 @@ struct DeviceFacts {
   int multiprocessors = 1;
   std::uint64_t free = 0, all = 0;  // bytes of the GPU's memory as it is
   int ranks = 1;                    // of a stage: products are summed over them in fp32
+  std::int64_t head_rows = 0;       // of the head, that this rank has
+  bool logits = true;               // whether the logits come to this rank
   int sharing = 1;                  // ranks that share the GPU
   std::function<std::uint64_t(const WorkspaceShape&)> exchange = {};  // bytes that ranks exchange through
 };

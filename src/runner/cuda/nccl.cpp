@@ -2,6 +2,7 @@
 
 #include <dlfcn.h>
 
+#include <algorithm>
 #include <cstdlib>
 
 #include "base/error.h"
@@ -15,6 +16,7 @@ struct Nccl::Functions {
   const char* (*get_error)(int) = nullptr;
   int (*init_all)(Comm*, int, const int*) = nullptr;
   int (*destroy)(Comm) = nullptr;
+  int (*abort)(Comm) = nullptr;
   int (*all_gather)(const void*, void*, std::size_t, int type, Comm, cudaStream_t) = nullptr;
   int (*send)(const void*, std::size_t, int type, int peer, Comm, cudaStream_t) = nullptr;
   int (*receive)(void*, std::size_t, int type, int peer, Comm, cudaStream_t) = nullptr;
@@ -45,6 +47,7 @@ struct Nccl::Functions {
     find(get_error, "ncclGetErrorString");
     find(init_all, "ncclCommInitAll");
     find(destroy, "ncclCommDestroy");
+    find(abort, "ncclCommAbort");
     find(all_gather, "ncclAllGather");
     find(send, "ncclSend");
     find(receive, "ncclRecv");
@@ -53,18 +56,32 @@ struct Nccl::Functions {
   }
 };
 
-Nccl::Nccl(const std::vector<int>& devices) : communicators_(devices.size()) {
+Nccl::Nccl(const std::vector<int>& devices) : devices_(devices), communicators_(devices.size()) {
   // Multicast over NVLink would be of no use here, and has put GPUs that others share out of service.
   setenv("NCCL_NVLS_ENABLE", "0", 0);
   static const Functions functions;  // the library stays open: its threads do not survive a dlclose()
   functions_ = &functions;
   functions_->check(functions_->get_version(&version_), "ncclGetVersion");
-  functions_->check(functions_->init_all(communicators_.data(), static_cast<int>(devices.size()), devices.data()),
-                    "ncclCommInitAll");
+  connect();
 }
 
 Nccl::~Nccl() {
-  for (void* communicator : communicators_) functions_->destroy(communicator);
+  for (void* communicator : communicators_) {
+    if (communicator != nullptr) functions_->destroy(communicator);
+  }
+}
+
+void Nccl::abort(int rank) {
+  void*& communicator = communicators_[static_cast<std::size_t>(rank)];
+  if (communicator != nullptr) functions_->abort(communicator);
+  communicator = nullptr;
+}
+
+void Nccl::connect() {
+  if (std::find(communicators_.begin(), communicators_.end(), nullptr) == communicators_.end()) return;
+  for (std::size_t rank = 0; rank < communicators_.size(); ++rank) abort(static_cast<int>(rank));
+  functions_->check(functions_->init_all(communicators_.data(), static_cast<int>(devices_.size()), devices_.data()),
+                    "ncclCommInitAll");
 }
 
 void Nccl::all_gather(int rank, const float* part, float* all, std::int64_t count, cudaStream_t stream) {

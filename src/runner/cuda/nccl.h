@@ -26,12 +26,18 @@ class Nccl {
   void group_start();
   void group_end();
 
+  // Cuts the rank's connections, and ends what it has under way. Other ranks' work may wait for ever, until they do it.
+  void abort(int rank);
+  // Makes the connections anew where some were cut. While nobody uses them.
+  void connect();
+
   int version() const { return version_; }  // 22809: 2.28.9
 
  private:
   struct Functions;
   const Functions* functions_;
-  std::vector<void*> communicators_;  // [ranks] ncclComm_t
+  std::vector<int> devices_;
+  std::vector<void*> communicators_;  // [ranks] ncclComm_t, null: cut
   int version_ = 0;
 };
 

@@ -29,6 +29,7 @@ double seconds_without(Forward& forward, Part part, int tokens, cudaStream_t str
     forward.run({Pass::Decode, tokens, tokens, 1, {}}, {});
     forward.choose(tokens);
   });
+  graph.upload(stream);
   forward.meet_ranks();
   double least = 0;
   for (int i = 0; i < kReplays; ++i) {

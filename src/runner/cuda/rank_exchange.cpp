@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <limits>
+#include <thread>
 
 #include "runner/cuda/check.h"
 
@@ -25,7 +26,7 @@ std::int64_t own_logits(const ExchangeShape& shape) {  // rows that are sent
 }
 
 struct Sizes {
-  std::uint64_t slots = 0, logits = 0, staging = 0, incoming = 0;
+  std::uint64_t slots = 0, logits = 0, staging = 0, incoming = 0, outgoing = 0;
 };
 Sizes sizes_of(const ExchangeShape& s, const RankGroup& group, int global_rank) {
   const int ranks = group.tensor_parallel();
@@ -40,7 +41,10 @@ Sizes sizes_of(const ExchangeShape& s, const RankGroup& group, int global_rank) 
       if (group.transport() == Transport::Nccl) sizes.staging = logits;
     }
   }
-  if (!first_stage) sizes.incoming = size(std::max(s.tokens, s.columns)) * size(s.hidden) * sizeof(std::uint16_t);
+  // NCCL too is given memory that other GPUs can reach, which the residual stream's is not.
+  const std::uint64_t hidden = size(std::max(s.tokens, s.columns)) * size(s.hidden) * sizeof(std::uint16_t);
+  if (!first_stage) sizes.incoming = hidden;
+  if (!last_stage && group.transport() == Transport::Nccl) sizes.outgoing = hidden;
   return sizes;
 }
 
@@ -52,8 +56,8 @@ constexpr std::uint64_t kWordBytes = 7 * kLine;
 
 std::uint64_t RankExchange::bytes(const ExchangeShape& shape, const RankGroup& group, int global_rank) {
   const Sizes s = sizes_of(shape, group, global_rank);
-  constexpr std::uint64_t kPages = 5 * (2u << 20);  // that allocations are rounded up to
-  return s.slots + s.logits + s.staging + s.incoming + kPages;
+  constexpr std::uint64_t kPages = 6 * (2u << 20);  // that allocations are rounded up to
+  return s.slots + s.logits + s.staging + s.incoming + s.outgoing + kPages;
 }
 
 RankExchange::RankExchange(const ExchangeShape& shape, RankGroup& group, Communicator& communicator,
@@ -72,6 +76,7 @@ RankExchange::RankExchange(const ExchangeShape& shape, RankGroup& group, Communi
   logits_ = DeviceMemory(sizes.logits);
   staging_ = DeviceMemory(sizes.staging);
   incoming_ = DeviceMemory(sizes.incoming);
+  outgoing_ = DeviceMemory(sizes.outgoing);
   words_ = DeviceMemory(kWordBytes);
   auto* const words = static_cast<std::uint8_t*>(words_.get());
   check(cudaMemsetAsync(words, 0, kWordBytes, stream_), "clearing memory");
@@ -88,6 +93,7 @@ RankExchange::RankExchange(const ExchangeShape& shape, RankGroup& group, Communi
                      written_.get(),
                      shape.own_vocab};
   communicator_.all_min(0);  // all ends are there
+  mend();
 
   meeting_ = {rank_, ranks_, line(3), {}, group_.stop_word()};
   for (int r = 0; r < ranks_; ++r) meeting_.arrived[r] = group_.end(first_ + r).arrived;
@@ -97,15 +103,41 @@ RankExchange::RankExchange(const ExchangeShape& shape, RankGroup& group, Communi
     to_next_ = {line(5), line(2), group_.end(own + ranks_).put_in, group_.stop_word()};
 }
 
-void RankExchange::begin_step() {
-  if (!group_.stopped()) return;
+bool RankExchange::mend() {
+  if (!group_.stopped()) return false;
   check(cudaStreamSynchronize(stream_), "a step");
   communicator_.all_min(0);  // nobody's kernels run any more
   check(cudaMemsetAsync(words_.get(), 0, 6 * kLine, stream_), "clearing memory");
   check(cudaStreamSynchronize(stream_), "clearing memory");
   half_ = 0;
-  if (communicator_.global_rank() == 0) group_.set_stopped(false);
+  if (communicator_.global_rank() == 0) {
+    group_.connect();
+    group_.set_stopped(false);
+  }
   communicator_.all_min(0);
+  return true;
+}
+
+// NCCL's kernels know nothing of ranks that failed: while they may be under way somebody has to look.
+void RankExchange::synchronize() {
+  if (group_.transport() == Transport::Nccl) {
+    cudaError_t error = cudaErrorNotReady;
+    while ((error = cudaStreamQuery(stream_)) == cudaErrorNotReady) {
+      if (group_.stopped()) {
+        stop();
+        throw Aborted();
+      }
+      std::this_thread::yield();
+    }
+    check(error, "a step");
+  }
+  check(cudaStreamSynchronize(stream_), "a step");
+}
+
+void RankExchange::stop() {
+  group_.set_stopped(true);
+  group_.disconnect(communicator_.global_rank());
+  cudaStreamSynchronize(stream_);
 }
 
 float* RankExchange::half() const { return static_cast<float*>(slots_.get()) + half_ * half_values(shape_, ranks_); }
@@ -115,7 +147,15 @@ void RankExchange::meet_on_host() {
   communicator_.all_reduce_sum({&nothing, 1});
 }
 
-// For ranks on one GPU, whose kernels cannot wait for each other: what all have written so far comes first.
+// Kernels that wait for other GPUs are for graphs alone: there everything is loaded and has its memory, so that nothing
+// in the way of a rank's launch can itself be waiting for the GPUs to be idle.
+bool RankExchange::is_capturing() const {
+  cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
+  check(cudaStreamIsCapturing(stream_, &status), "a step");
+  return status != cudaStreamCaptureStatusNone;
+}
+
+// What all ranks of the stage have written so far comes before what follows.
 void RankExchange::meet_with_events() {
   check(cudaEventRecord(written_.get(), stream_), "an event");
   meet_on_host();
@@ -133,11 +173,13 @@ void RankExchange::share(const cuda::Product& own, int tokens) {
   for (int r = 0; r < ranks_; ++r) {
     if (!nccl || r == rank_) to.to[r] = group_.end(first_ + r).slots + place;
   }
-  const bool kernels_wait = group_.transport() == Transport::PeerMemory;
+  const bool kernels_wait = !nccl && is_capturing();
   check(cuda::share_rows(own, tokens, shape_.hidden, to, kernels_wait ? &meeting_ : nullptr, stream_), "sharing sums");
-  if (nccl)
+  if (nccl) {
     group_.stage_nccl(communicator_.stage()).all_gather(rank_, half() + rank_ * values, half(), values, stream_);
-  if (group_.transport() == Transport::SharedGpu) meet_with_events();
+  } else if (!kernels_wait) {
+    meet_with_events();
+  }
 }
 
 cuda::Product RankExchange::sum(const cuda::Product& own, int tokens) {
@@ -177,51 +219,17 @@ cuda::Product RankExchange::gather_logits(const cuda::Product& own, int tokens) 
   cuda::Destinations to;
   to.stride = stride;
   to.to[0] = logits + begin;
-  switch (group_.transport()) {
-    case Transport::PeerMemory:  // after the first rank has read the logits before
-      check(cuda::meet(meeting_, stream_), "meeting the ranks");
-      check(cuda::share_rows(own, tokens, rows, to, &meeting_, stream_), "sharing logits");
-      break;
-    case Transport::SharedGpu:
-      meet_with_events();
-      check(cuda::share_rows(own, tokens, rows, to, nullptr, stream_), "sharing logits");
-      meet_with_events();
-      break;
-    case Transport::Nccl: {
-      auto* const staging = static_cast<float*>(staging_.get());
-      Nccl& nccl = group_.stage_nccl(communicator_.stage());
-      if (rank_ != 0) {
-        to.to[0] = staging;
-        to.stride = rows;
-      }
-      check(cuda::share_rows(own, tokens, rows, to, nullptr, stream_), "sharing logits");
-      if (rank_ != 0) {
-        if (rows > 0) nccl.send(rank_, 0, staging, size(tokens * rows) * sizeof(float), stream_);
-        break;
-      }
-      nccl.group_start();
-      std::int64_t at = 0;
-      const auto others = [&](const auto& body) {
-        at = 0;
-        for (int r = 1; r < ranks_; ++r) {
-          const Range vocab = group_.end(first_ + r).vocab;
-          const std::int64_t theirs = round_up(static_cast<std::int64_t>(vocab.size()), 8);
-          if (theirs > 0) body(r, static_cast<std::int64_t>(vocab.begin), theirs);
-          at += tokens * theirs;
-        }
-      };
-      others([&](int r, std::int64_t, std::int64_t theirs) {
-        nccl.receive(0, r, staging + at, size(tokens * theirs) * sizeof(float), stream_);
-      });
-      nccl.group_end();
-      others([&](int, std::int64_t place, std::int64_t theirs) {
-        check(
-            cudaMemcpy2DAsync(logits + place, size(stride) * sizeof(float), staging + at, size(theirs) * sizeof(float),
-                              size(theirs) * sizeof(float), size(tokens), cudaMemcpyDeviceToDevice, stream_),
-            "bringing logits together");
-      });
-      break;
-    }
+  if (group_.transport() == Transport::Nccl) {
+    if (rank_ != 0) to = {{static_cast<float*>(staging_.get())}, rows};
+    check(cuda::share_rows(own, tokens, rows, to, nullptr, stream_), "sharing logits");
+    send_logits(tokens);
+  } else if (is_capturing()) {
+    check(cuda::meet(meeting_, stream_), "meeting the ranks");  // the first one has read the logits before
+    check(cuda::share_rows(own, tokens, rows, to, &meeting_, stream_), "sharing logits");
+  } else {
+    meet_with_events();
+    check(cuda::share_rows(own, tokens, rows, to, nullptr, stream_), "sharing logits");
+    meet_with_events();
   }
   cuda::Product all;
   if (rank_ == 0) {
@@ -229,6 +237,38 @@ cuda::Product RankExchange::gather_logits(const cuda::Product& own, int tokens) 
     all.rows = stride;
   }
   return all;
+}
+
+// By NCCL, rank for rank as they are, to the first one, which puts them into their places.
+void RankExchange::send_logits(int tokens) {
+  auto* const staging = static_cast<float*>(staging_.get());
+  Nccl& nccl = group_.stage_nccl(communicator_.stage());
+  if (rank_ != 0) {
+    const std::int64_t rows = own_logits(shape_);
+    if (rows > 0) nccl.send(rank_, 0, staging, size(tokens * rows) * sizeof(float), stream_);
+    return;
+  }
+  const auto for_others = [&](const auto& body) {
+    std::int64_t at = 0;
+    for (int r = 1; r < ranks_; ++r) {
+      const Range vocab = group_.end(first_ + r).vocab;
+      const std::int64_t theirs = round_up(static_cast<std::int64_t>(vocab.size()), 8);
+      if (theirs > 0) body(r, staging + at, static_cast<std::int64_t>(vocab.begin), theirs);
+      at += tokens * theirs;
+    }
+  };
+  nccl.group_start();
+  for_others([&](int r, float* from, std::int64_t, std::int64_t rows) {
+    nccl.receive(0, r, from, size(tokens * rows) * sizeof(float), stream_);
+  });
+  nccl.group_end();
+  float* const logits = group_.end(first_).logits;
+  for_others([&](int, const float* from, std::int64_t place, std::int64_t rows) {
+    check(
+        cudaMemcpy2DAsync(logits + place, size(logits_stride(shape_)) * sizeof(float), from, size(rows) * sizeof(float),
+                          size(rows) * sizeof(float), size(tokens), cudaMemcpyDeviceToDevice, stream_),
+        "bringing logits together");
+  });
 }
 
 std::uint64_t RankExchange::hidden_bytes(int tokens) const {
@@ -248,7 +288,9 @@ void RankExchange::send_hidden(const std::uint16_t* hidden, int tokens) {
       break;
     case Transport::Nccl:
       communicator_.send_to_next({&kOnItsWay, 1});
-      group_.all_nccl().send(own, next, hidden, bytes, stream_);
+      check(cudaMemcpyAsync(outgoing_.get(), hidden, bytes, cudaMemcpyDeviceToDevice, stream_),
+            "sending hidden states");
+      group_.all_nccl().send(own, next, outgoing_.get(), bytes, stream_);
       break;
     case Transport::SharedGpu:
       if (host_hidden_.bytes() < bytes) host_hidden_ = PinnedMemory(bytes);
@@ -272,7 +314,9 @@ void RankExchange::receive_hidden(std::uint16_t* hidden, int tokens) {
       check(cuda::take_out(incoming_.get(), hidden, bytes, from_previous_, stream_), "receiving hidden states");
       break;
     case Transport::Nccl:
-      group_.all_nccl().receive(own, own - ranks_, hidden, bytes, stream_);
+      group_.all_nccl().receive(own, own - ranks_, incoming_.get(), bytes, stream_);
+      check(cudaMemcpyAsync(hidden, incoming_.get(), bytes, cudaMemcpyDeviceToDevice, stream_),
+            "receiving hidden states");
       break;
     case Transport::SharedGpu:
       check(cudaStreamSynchronize(stream_), "receiving hidden states");  // the buffer is free

@@ -1,6 +1,7 @@
 #pragma once
 // One rank's end of what the ranks of a model say to each other on their GPUs. All is put into the rank's stream, and
-// can be captured into a graph with PeerMemory and Nccl (not what goes between stages).
+// can be captured into a graph with PeerMemory and Nccl (not what goes between stages). In a graph kernels wait for
+// the other GPUs; outside, events do, and the ranks' threads meet.
 
 #include <cuda_runtime_api.h>
 
@@ -33,8 +34,14 @@ class RankExchange {
   // Takes memory and meets the others, all of whom do the same. The group and the communicator stay the caller's.
   RankExchange(const ExchangeShape& shape, RankGroup& group, Communicator& communicator, cudaStream_t stream);
 
-  // Before each step: puts right what a failed one left, if there was one. All ranks meet then.
-  void begin_step();
+  // Before each step: puts right what a failed one left, if there was one; all ranks meet then. True: there was one.
+  bool mend();
+
+  // Waits for the stream. Throws Aborted when another rank has failed meanwhile.
+  void synchronize();
+
+  // This rank has failed: the others stop waiting for it. Waits for what is under way.
+  void stop();
 
   // The sums of all ranks' sums of hidden_size rows for some tokens, `columns` at most. They stay until the next but
   // one call.
@@ -57,7 +64,9 @@ class RankExchange {
   void receive_hidden(std::uint16_t* hidden, int tokens);
 
  private:
+  bool is_capturing() const;
   void meet_with_events();
+  void send_logits(int tokens);
   void share(const cuda::Product& own, int tokens);
   float* half() const;  // where the present sums of all ranks begin
   std::uint64_t hidden_bytes(int tokens) const;
@@ -68,7 +77,7 @@ class RankExchange {
   cudaStream_t stream_;
   int rank_, ranks_, first_;  // in the stage; the stage's first rank in the group
   std::int64_t piece_;        // tokens that are summed at a time
-  DeviceMemory slots_, logits_, staging_, words_, incoming_;
+  DeviceMemory slots_, logits_, staging_, words_, incoming_, outgoing_;
   PinnedMemory host_hidden_;
   Event written_;
   cuda::Meeting meeting_;

@@ -31,7 +31,10 @@ bool reaches(int from, int to) {
 }  // namespace
 
 RankGroup::RankGroup(std::vector<int> devices, int tensor_parallel)
-    : devices_(std::move(devices)), tensor_parallel_(tensor_parallel), ends_(devices_.size()), stop_(sizeof(int)) {
+    : devices_(std::move(devices)), tensor_parallel_(tensor_parallel), ends_(devices_.size()) {
+  check(cudaSetDevice(devices_.front()),
+        "choosing the GPU");  // or pinned memory would be made by the first one's driver state
+  stop_ = PinnedMemory(sizeof(int));
   set_stopped(false);
   if (tensor_parallel > cuda::kMaxRanks)
     fail(Code::Usage, "-tp {}: GPUs take at most {} ranks; use pipeline stages (-pp)", tensor_parallel,
@@ -85,6 +88,17 @@ void RankGroup::enable_peers() const {
       }
     }
   }
+}
+
+void RankGroup::disconnect(int rank) {
+  if (transport_ != Transport::Nccl) return;
+  stage_nccl(rank / tensor_parallel_).abort(rank % tensor_parallel_);
+  if (all_nccl_) all_nccl_->abort(rank);
+}
+
+void RankGroup::connect() {
+  for (const auto& stage : stage_nccl_) stage->connect();
+  if (all_nccl_) all_nccl_->connect();
 }
 
 std::string RankGroup::describe() const {

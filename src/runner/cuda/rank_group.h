@@ -18,7 +18,7 @@ namespace glyd::runner {
 enum class Transport {
   PeerMemory,  // kernels write into the other GPUs' memory and wait for words in their own
   Nccl,        // NCCL carries them: for GPUs that cannot reach each other
-  SharedGpu,   // ranks on one GPU: as PeerMemory, but the ranks' threads and events do the waiting (for tests)
+  SharedGpu,   // ranks on one GPU, for tests: as PeerMemory, but kernels cannot wait for each other, so events do
 };
 
 // What a rank shows to the others, in its GPU's memory.
@@ -29,7 +29,7 @@ struct RankEnd {
   void* incoming = nullptr;            // hidden states from the stage before
   std::uint32_t* put_in = nullptr;     // words of cuda::Passage: from the stage before,
   std::uint32_t* taken_out = nullptr;  // and from the one behind
-  cudaEvent_t written = nullptr;       // SharedGpu: what the rank wrote last is there
+  cudaEvent_t written = nullptr;       // what the rank wrote last is there
   Range vocab;                         // rows of the head that the rank has
 };
 
@@ -52,6 +52,10 @@ class RankGroup {
   // The stage's own NCCL, in which a rank has its number in the stage; of all stages, for what goes between them.
   Nccl& stage_nccl(int stage) { return *stage_nccl_[static_cast<std::size_t>(stage)]; }
   Nccl& all_nccl() { return *all_nccl_; }
+
+  // NCCL's connections: cut by each rank for itself, made anew by one when all have met.
+  void disconnect(int rank);
+  void connect();
 
   // A rank failed: kernels of the others wait for it no more. Until all have met again.
   const int* stop_word() const { return reinterpret_cast<const int*>(stop_.get()); }

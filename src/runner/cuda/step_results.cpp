@@ -72,7 +72,7 @@ void take_rows(LoadedModel& m, const PassPlan& pass, int first, int count, const
   for (int i = 0; i < count; ++i) {
     if (wanted(i) == Wanted::Logits) copy_logits(i);
   }
-  check(cudaStreamSynchronize(m.stream.get()), "a step");
+  m.synchronize();
 
   bool left_to_host = false;
   for (int i = 0; i < count; ++i) {
@@ -86,7 +86,7 @@ void take_rows(LoadedModel& m, const PassPlan& pass, int first, int count, const
       rows.ids[static_cast<std::size_t>(row_of(i))] = drawn[i];
     }
   }
-  if (left_to_host) check(cudaStreamSynchronize(m.stream.get()), "a step");
+  if (left_to_host) m.synchronize();
 }
 
 }  // namespace glyd::runner

@@ -20,7 +20,7 @@ std::int64_t widest_input(const model::Config& c) {
 // Calls visit(pointer, bytes, name) for every part: the one list that sizes and allocation share.
 template <class Visit>
 void visit_parts(const model::Config& c, const WorkspaceShape& s, Workspace& w, const Visit& visit) {
-  const std::uint64_t tokens = size(s.tokens), results = size(head_columns(s));
+  const std::uint64_t tokens = size(s.tokens), results = s.logits ? size(head_columns(s)) : 0;
   const std::uint64_t q = size(c.heads) * size(c.head_dim), half = size(c.rope.dim) / 2;
   const std::uint64_t rows = std::max(tokens, size(s.columns));
   visit(w.hidden, rows * size(c.hidden_size) * 2, "the residual stream");
@@ -30,9 +30,9 @@ void visit_parts(const model::Config& c, const WorkspaceShape& s, Workspace& w, 
   visit(w.rope, rows * half * sizeof(float2), "rotations");
   visit(w.attention, cuda::attention_decode_workspace(s.columns, s.cached, s.context, c.heads, c.head_dim),
         "attention");
-  visit(w.choice, cuda::arg_max_workspace(s.columns), "the choice of tokens");
+  visit(w.choice, s.logits ? cuda::arg_max_workspace(s.columns) : 0, "the choice of tokens");
   visit(w.ids, results * sizeof(std::int32_t), "ids");
-  const bool samples = can_sample(c);
+  const bool samples = s.logits && can_sample(c);
   visit(w.requests, samples ? requests_bytes(s) : 0, "sampling requests");
   visit(w.sampling,
         samples ? cuda::sample_workspace(static_cast<int>(std::min(results, size(kSampledAtOnce))), c.vocab_size) : 0,
@@ -91,15 +91,15 @@ std::int64_t slice_rows(std::int64_t cols) {
 }
 
 WorkspaceShape workspace_shape(const model::Config& c, const Options& options, std::int64_t context,
-                               int multiprocessors, bool any_packed, bool shared) {
+                               int multiprocessors, bool any_packed, std::int64_t head_rows, bool shared) {
   WorkspaceShape s;
   s.tokens = options.max_batch_tokens;
   s.sequences = options.max_sequences;
   s.context = context;
   s.columns = cuda::kMaxColumns;
   const model::ModelSpec spec = model::model_spec(c);
-  const auto consider = [&](const model::MatrixSpec& m, bool head) {
-    const auto rows = static_cast<std::int64_t>(m.rows), cols = static_cast<std::int64_t>(m.cols);
+  const auto consider = [&](std::int64_t rows, std::int64_t cols, bool head) {
+    if (rows == 0) return;
     const cuda::Partition p = cuda::make_partition(rows, cols, multiprocessors);
     const std::int64_t columns = head ? head_columns(s) : s.columns;
     const std::uint64_t partials = size(max_splits(p)) * size(columns) * size(p.stored_rows()) * sizeof(float);
@@ -110,8 +110,9 @@ WorkspaceShape workspace_shape(const model::Config& c, const Options& options, s
       s.scratch = std::max(s.scratch, size(std::min(rows, slice_rows(cols))) * size(round_up(cols, 32)) * 2);
   };
   const model::LayerSpec& layer = spec.layers.front();  // all are alike
-  for (const auto* m : {&layer.qkv, &layer.o, &layer.gate_up, &layer.down}) consider(*m, false);
-  consider(c.tied_head ? spec.embed : spec.lm_head, true);
+  for (const auto* m : {&layer.qkv, &layer.o, &layer.gate_up, &layer.down})
+    consider(static_cast<std::int64_t>(m->rows), static_cast<std::int64_t>(m->cols), false);
+  consider(head_rows, c.hidden_size, true);
   if (shared)
     s.products = std::max(s.products, size(std::max<std::int64_t>(s.tokens, s.columns)) * size(c.hidden_size) * 4);
   return s;

@@ -19,6 +19,7 @@ struct WorkspaceShape {
   int columns = 0;             // most tokens of a pass by the own kernels, 1..kMaxColumns
   std::uint64_t products = 0;  // bytes that the largest product leaves
   std::uint64_t scratch = 0;   // bytes of each of two buffers for unpacked weights; 0: none are packed
+  bool logits = true;          // whether logits come to this rank
 };
 
 // Device pointers into the arena. T tokens, S sequences, D columns; H, V, nq, d of the model.
@@ -68,9 +69,10 @@ std::int64_t slice_rows(std::int64_t cols);
 // Tokens whose logits are made at a time, at most: as many columns as a launch may have for all sequences.
 std::int64_t head_columns(const WorkspaceShape& shape);
 
-// The shape for a model whose weights are not loaded yet; `cached` stays 0. `shared`: products are summed over ranks.
+// The shape for a model whose weights are not loaded yet; `cached` stays 0. `head_rows`:
+// rows of the head that the runner has. `shared`: products are summed over ranks.
 WorkspaceShape workspace_shape(const model::Config& config, const Options& options, std::int64_t context,
-                               int multiprocessors, bool any_packed, bool shared);
+                               int multiprocessors, bool any_packed, std::int64_t head_rows, bool shared);
 
 std::uint64_t workspace_bytes(const model::Config& config, const WorkspaceShape& shape);
 Workspace make_workspace(const model::Config& config, const WorkspaceShape& shape, Arena& arena);
