@@ -1,232 +1,355 @@
-// Times the products of a layer's matrices: packed weights, the own kernel on plain weights, and cuBLAS, one after the
-// other in one run, launches inside a CUDA graph over enough copies of the weights that no cache holds them.
+// Times the products of a layer and the head of a model's shape: packed weights, the own kernels on plain weights, and
+// cuBLAS. Gaussian weights made and packed on the GPU. Launches are in CUDA graphs over enough copies of the weights
+// that no cache holds them, and the graphs of the three kinds are replayed by turns. Everything a product does is in
+// the times but adding up the parts, which the next operation does while it reads them.
 //
-// product_speed [--shapes qwen3-32b,...] [--columns 1,8,32] [--heights 0] [--matrix gate,up] [--generic] [--repeats 15]
-// A height of 0 is the one that make_partition() chooses.
+//   product_speed models/qwen3-32b [MODEL ...] [--columns 1,8,32] [--matrix gate_up] [--repeats 15] [--generic]
+//                 [--seconds 3] [-o json]
+//
+// "layer" is the four products in their order, in one graph. --seconds: the layer's graph without a pause for as long,
+// which is when a chip's power limits its clock.
 
 #include <cuda_runtime_api.h>
 
 #include <algorithm>
+#include <array>
+#include <chrono>
 #include <cstdio>
 #include <cstdlib>
-#include <cstring>
 #include <functional>
-#include <random>
-#include <sstream>
+#include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
-#include "base/thread_pool.h"
-#include "codec/pack.h"
-#include "cuda/packing/gather_reference.h"
+#include "base/error.h"
+#include "base/text.h"
+#include "cuda/packing/packing.h"
 #include "cuda/products/products.h"
+#include "io/json.h"
+#include "model/config.h"
+#include "model/weights.h"
+#include "runner/cuda/check.h"
 #include "runner/cuda/cublas.h"
+#include "runner/cuda/decode_graphs.h"
+#include "runner/cuda/device.h"
+#include "runner/cuda/device_memory.h"
+#include "runner/cuda/packer.h"
 
 namespace {
 
 using namespace glyd;
+using runner::check;
 
-void check(cudaError_t error, const char* what) {
-  if (error == cudaSuccess) return;
-  std::fprintf(stderr, "error: %s: %s\n", what, cudaGetErrorString(error));
-  std::exit(1);
-}
+enum Kind { kPacked, kPlain, kCublas };
+constexpr std::array<const char*, 3> kKinds{"packed", "plain", "cublas"};
 
-template <class T>
-T* upload(const std::vector<T>& host) {
-  T* device = nullptr;
-  check(cudaMalloc(reinterpret_cast<void**>(&device), host.size() * sizeof(T)), "cudaMalloc");
-  check(cudaMemcpy(device, host.data(), host.size() * sizeof(T), cudaMemcpyHostToDevice), "cudaMemcpy");
-  return device;
-}
-
-struct Shape {
-  const char* model;
-  const char* name;
-  int rows, cols;
-};
-constexpr Shape kShapes[] = {
-    {"qwen3-32b", "qkv", 10240, 5120},       {"qwen3-32b", "o", 5120, 8192},
-    {"qwen3-32b", "gate,up", 51200, 5120},   {"qwen3-32b", "down", 5120, 25600},
-    {"qwen3-8b", "qkv", 6144, 4096},         {"qwen3-8b", "o", 4096, 4096},
-    {"qwen3-8b", "gate,up", 24576, 4096},    {"qwen3-8b", "down", 4096, 12288},
-    {"qwen2.5-7b", "qkv", 4608, 3584},       {"qwen2.5-7b", "o", 3584, 3584},
-    {"qwen2.5-7b", "gate,up", 37888, 3584},  {"qwen2.5-7b", "down", 3584, 18944},
-    {"qwen2.5-72b", "qkv", 10240, 8192},     {"qwen2.5-72b", "o", 8192, 8192},
-    {"qwen2.5-72b", "gate,up", 59136, 8192}, {"qwen2.5-72b", "down", 8192, 29568},
+struct Options {
+  std::vector<std::string> models;
+  std::vector<int> columns{1, 8, 16, 32, 64, 128};
+  std::string matrix;
+  int repeats = 15;
+  double seconds = 0;
+  bool json = false;
+  cuda::KernelSet set = cuda::KernelSet::Hopper;
 };
 
-std::vector<std::string> split(const std::string& list) {
-  std::vector<std::string> parts;
-  std::stringstream in(list);
-  for (std::string part; std::getline(in, part, ',');) parts.push_back(part);
-  return parts;
-}
+// Weights in several copies.
+struct Matrix {
+  std::string name;
+  std::int64_t rows = 0, cols = 0;
+  cuda::Partition partition;
+  std::vector<cuda::ResidentMatrix> packed;
+  std::vector<cuda::PlainMatrix> plain;
+  std::uint64_t packed_bytes = 0;  // of a copy, all of it
+  std::vector<runner::DeviceMemory> memory;
 
-// Median of `repeats` replays of a graph of eight launches, microseconds a launch.
-double time_launches(cudaStream_t stream, int repeats, const std::function<void(int)>& launch) {
-  constexpr int kLaunches = 8;
-  cudaGraph_t graph;
-  cudaGraphExec_t replay;
-  check(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal), "capture");
-  for (int i = 0; i < kLaunches; ++i) launch(i);
-  check(cudaStreamEndCapture(stream, &graph), "capture");
-  check(cudaGraphInstantiate(&replay, graph, 0), "graph");
-  cudaEvent_t begin, end;
-  check(cudaEventCreate(&begin), "event");
-  check(cudaEventCreate(&end), "event");
-  std::vector<float> times;
-  for (int i = 0; i < repeats; ++i) {
-    check(cudaEventRecord(begin, stream), "event");
-    check(cudaGraphLaunch(replay, stream), "launch");
-    check(cudaEventRecord(end, stream), "event");
-    check(cudaEventSynchronize(end), "run");
-    float ms = 0;
-    check(cudaEventElapsedTime(&ms, begin, end), "event");
-    times.push_back(ms * 1000 / kLaunches);
+  std::uint64_t bytes(Kind kind) const {
+    return kind == kPacked ? packed_bytes : static_cast<std::uint64_t>(rows * cols) * 2;
   }
-  std::sort(times.begin(), times.end());
-  cudaGraphExecDestroy(replay);
-  cudaGraphDestroy(graph);
-  return times[times.size() / 2];
+};
+
+struct Device {
+  cudaDeviceProp properties{};
+  runner::Stream stream;
+  runner::DeviceMemory workspace{64 << 20}, partials{std::uint64_t{3} << 28}, x;
+  runner::Cublas cublas{stream.get(), workspace.get(), 64 << 20};
+  double bandwidth = 0;  // bytes a second
+};
+
+Matrix make_matrix(const std::string& name, std::int64_t rows, std::int64_t cols, Device& device) {
+  constexpr std::uint64_t kBehindCaches = 400 << 20;
+  cudaStream_t stream = device.stream.get();
+  Matrix m{name, rows, cols, cuda::make_partition(rows, cols, device.properties.multiProcessorCount), {}, {}, 0, {}};
+  const std::int64_t stride = (cols + 31) / 32 * 32;
+  const auto plain_bytes = static_cast<std::uint64_t>(rows * stride) * 2;
+  const auto copies = std::max<std::uint64_t>(2, kBehindCaches / (plain_bytes / 3 * 2) + 1);
+  const auto scratch_bytes = runner::Packer::scratch_bytes(rows, cols);
+  const runner::DeviceMemory scratch(scratch_bytes);
+  runner::Packer packer(scratch.get(), scratch_bytes);
+  std::optional<runner::ResidentBytes> sizes;
+  for (std::uint64_t i = 0; i < copies; ++i) {
+    auto* data = static_cast<std::uint16_t*>(m.memory.emplace_back(plain_bytes).get());
+    check(cuda::random_weights(1, 0.02f, {0, rows, 0, cols, cols}, data, stride, stream), "making weights");
+    if (!sizes) sizes = packer.prepare_from_bf16(data, rows, cols, stride, stream);
+    if (!sizes) fail(Code::Runtime, "{} does not shrink", name);
+    m.plain.push_back({data, rows, cols, stride});
+    m.packed.push_back(packer.finish(m.memory.emplace_back(sizes->total).get(), stream));
+  }
+  check(cudaStreamSynchronize(stream), "packing");
+  m.packed_bytes = sizes->sign_mantissa + sizes->streams + sizes->offsets;
+  return m;
 }
 
-struct Totals {
-  double packed = 0, plain = 0, cublas = 0;
+void launch(Device& device, const Matrix& m, Kind kind, cuda::KernelSet set, int tokens, std::size_t copy) {
+  copy %= m.packed.size();
+  auto* x = static_cast<std::uint16_t*>(device.x.get());
+  auto* partials = static_cast<float*>(device.partials.get());
+  const cuda::Activations image{x, cuda::activation_layout(set, tokens), cuda::activation_columns(tokens), 0};
+  if (kind == kCublas) {
+    device.cublas.multiply(m.plain[copy].data, m.rows, m.cols, m.plain[copy].stride, x, m.plain[copy].stride, tokens,
+                           partials, m.rows, false);
+  } else if (kind == kPacked) {
+    check(cuda::multiply(set, m.packed[copy], m.partition, image, tokens, partials, device.stream.get()), "a product");
+  } else {
+    check(cuda::multiply(set, m.plain[copy], m.partition, image, tokens, partials, device.stream.get()), "a product");
+  }
+}
+
+struct Times {
+  double median = 0, low = 0, high = 0;  // microseconds: median and quartiles
 };
+
+// Of one of the `launches` that each graph holds; the graphs are replayed by turns.
+std::array<Times, 3> time_kinds(Device& device, int repeats, int launches, const std::function<void(Kind)>& capture) {
+  std::vector<std::unique_ptr<runner::Graph>> graphs;
+  for (const Kind kind : {kPacked, kPlain, kCublas}) {
+    capture(kind);  // once outside: for what is set up at first use
+    graphs.push_back(std::make_unique<runner::Graph>(device.stream.get(), [&] { capture(kind); }));
+  }
+  cudaEvent_t begin = nullptr, end = nullptr;
+  check(cudaEventCreate(&begin), "an event");
+  check(cudaEventCreate(&end), "an event");
+  std::array<std::vector<double>, 3> all;
+  for (int i = 0; i < repeats; ++i) {
+    for (std::size_t k = 0; k < graphs.size(); ++k) {
+      check(cudaEventRecord(begin, device.stream.get()), "an event");
+      graphs[k]->launch(device.stream.get());
+      check(cudaEventRecord(end, device.stream.get()), "an event");
+      check(cudaEventSynchronize(end), "a product");
+      float ms = 0;
+      check(cudaEventElapsedTime(&ms, begin, end), "an event");
+      all[k].push_back(ms * 1000.0 / launches);
+    }
+  }
+  cudaEventDestroy(begin);
+  cudaEventDestroy(end);
+  std::array<Times, 3> times;
+  for (std::size_t k = 0; k < times.size(); ++k) {
+    std::sort(all[k].begin(), all[k].end());
+    times[k] = {all[k][all[k].size() / 2], all[k][all[k].size() / 4], all[k][all[k].size() * 3 / 4]};
+  }
+  return times;
+}
+
+// "1755 MHz, 612 W" while work is under way; empty where nvidia-smi does not say.
+std::string clock_and_power() {
+  std::FILE* pipe = popen("nvidia-smi -i 0 --query-gpu=clocks.sm,power.draw --format=csv,noheader 2>/dev/null", "r");
+  if (pipe == nullptr) return {};
+  std::array<char, 128> line{};
+  const bool read = std::fgets(line.data(), line.size(), pipe) != nullptr;
+  pclose(pipe);
+  std::string text = read ? line.data() : "";
+  while (!text.empty() && text.back() == '\n') text.pop_back();
+  return text;
+}
+
+struct Sustained {
+  double microseconds = 0;
+  std::string clock;
+};
+Sustained run_for(Device& device, double seconds, int launches, const std::function<void()>& capture) {
+  using Clock = std::chrono::steady_clock;
+  const runner::Graph graph(device.stream.get(), capture);
+  const auto run = [&](double duration) {
+    const auto start = Clock::now();
+    std::int64_t replays = 0;
+    double elapsed = 0;
+    while (elapsed < duration) {
+      for (int i = 0; i < 32; ++i) graph.launch(device.stream.get());
+      check(cudaStreamSynchronize(device.stream.get()), "a product");
+      replays += 32;
+      elapsed = std::chrono::duration<double>(Clock::now() - start).count();
+    }
+    return elapsed * 1e6 / static_cast<double>(replays * launches);
+  };
+  run(seconds / 2);  // until the clock has settled
+  for (int i = 0; i < 32; ++i) graph.launch(device.stream.get());
+  Sustained result;
+  result.clock = clock_and_power();
+  result.microseconds = run(seconds / 2);
+  return result;
+}
+
+io::Json report(const Options& options, const Device& device, const std::string& name, int tokens,
+                const std::array<Times, 3>& times, const std::function<std::uint64_t(Kind)>& bytes, double bits) {
+  io::Json row{{"matrix", name}, {"columns", tokens}, {"bits_per_weight", bits}};
+  for (const Kind kind : {kPacked, kPlain, kCublas}) {
+    const Times& t = times[kind];
+    row[kKinds[kind]] = {{"us", t.median},
+                         {"us_quartiles", {t.low, t.high}},
+                         {"bandwidth_share", static_cast<double>(bytes(kind)) / t.median * 1e6 / device.bandwidth}};
+  }
+  row["cublas_over_packed"] = times[kCublas].median / times[kPacked].median;
+  if (!options.json) {
+    const auto cell = [&](Kind kind) {
+      const Times& t = times[kind];
+      return fmt::format("{:7.1f} ({:6.1f}-{:6.1f}) {:3.0f} %", t.median, t.low, t.high,
+                         100 * static_cast<double>(bytes(kind)) / t.median * 1e6 / device.bandwidth);
+    };
+    fmt::print("{:<9}{:>4}  {:6.3f}   {}   {}   {}   {:.3f}\n", name, tokens, bits, cell(kPacked), cell(kPlain),
+               cell(kCublas), times[kCublas].median / times[kPacked].median);
+    std::fflush(stdout);
+  }
+  return row;
+}
+
+io::Json measure(const Options& options, const std::string& path, Device& device) {
+  constexpr int kLaunches = 8, kLayers = 4;
+  const model::Config config = model::load_config(path);
+  const model::ModelSpec spec = model::model_spec(config);
+  const model::LayerSpec& layer = spec.layers.front();
+  std::vector<Matrix> matrices;
+  for (const auto* m :
+       {&layer.qkv, &layer.o, &layer.gate_up, &layer.down, config.tied_head ? &spec.embed : &spec.lm_head}) {
+    const std::string name = m->name.substr(m->name.rfind('.') + 1);
+    if (!options.matrix.empty() && name != options.matrix) continue;
+    matrices.push_back(
+        make_matrix(name, static_cast<std::int64_t>(m->rows), static_cast<std::int64_t>(m->cols), device));
+  }
+  if (matrices.empty()) fail(Code::Usage, "--matrix {}: expected qkv, o, gate_up, down or lm_head", options.matrix);
+  if (!options.json) {
+    fmt::print("\n{}: microseconds a product, median (quartiles), share of the read bandwidth\n", path);
+    fmt::print(
+        "matrix  columns  bits   packed                         own plain                      cuBLAS         "
+        "                cuBLAS / packed\n");
+  }
+  io::Json rows = io::Json::array();
+  const auto bits = [](std::uint64_t bytes, std::int64_t weights) {
+    return 8 * static_cast<double>(bytes) / static_cast<double>(weights);
+  };
+  for (const int tokens : options.columns) {
+    for (const Matrix& m : matrices) {
+      const auto times = time_kinds(device, options.repeats, kLaunches, [&](Kind kind) {
+        for (std::size_t i = 0; i < kLaunches; ++i) launch(device, m, kind, options.set, tokens, i);
+      });
+      rows.push_back(report(
+          options, device, m.name, tokens, times, [&](Kind kind) { return m.bytes(kind); },
+          bits(m.packed_bytes, m.rows * m.cols)));
+    }
+    if (matrices.size() < 4) continue;
+    const auto layers = [&](Kind kind) {
+      for (std::size_t i = 0; i < kLayers; ++i)
+        for (std::size_t j = 0; j < 4; ++j) launch(device, matrices[j], kind, options.set, tokens, i);
+    };
+    const auto layer_bytes = [&](Kind kind) {
+      std::uint64_t sum = 0;
+      for (std::size_t j = 0; j < 4; ++j) sum += matrices[j].bytes(kind);
+      return sum;
+    };
+    const auto times = time_kinds(device, options.repeats, kLayers, layers);
+    io::Json row = report(options, device, "layer", tokens, times, layer_bytes,
+                          bits(layer_bytes(kPacked), static_cast<std::int64_t>(layer_bytes(kPlain)) / 2));
+    for (const Kind kind : {kPacked, kPlain, kCublas}) {
+      if (options.seconds <= 0) break;
+      const Sustained s = run_for(device, options.seconds, kLayers, [&] { layers(kind); });
+      row[kKinds[kind]]["sustained_us"] = s.microseconds;
+      row[kKinds[kind]]["sustained_clock"] = s.clock;
+      if (!options.json)
+        fmt::print("  {} s of {}: {:.1f} us a layer, {}\n", options.seconds, kKinds[kind], s.microseconds, s.clock);
+    }
+    rows.push_back(row);
+  }
+  return {{"model", path}, {"products", rows}};
+}
+
+Options parse(int argc, char** argv) {
+  Options options;
+  for (int i = 1; i < argc; ++i) {
+    const std::string option = argv[i];
+    const auto value = [&] {
+      if (i + 1 == argc) fail(Code::Usage, "{} needs a value", option);
+      return std::string(argv[++i]);
+    };
+    if (option == "--generic") {
+      options.set = cuda::KernelSet::Generic;
+    } else if (option == "--matrix") {
+      options.matrix = value();
+    } else if (option == "--repeats") {
+      options.repeats = std::max(1, std::atoi(value().c_str()));
+    } else if (option == "--seconds") {
+      options.seconds = std::atof(value().c_str());
+    } else if (option == "-o") {
+      options.json = value() == "json";
+    } else if (option == "--columns") {
+      options.columns.clear();
+      const std::string list = value();
+      for (std::size_t begin = 0; begin <= list.size();) {
+        const std::size_t end = std::min(list.size(), list.find(',', begin));
+        const int columns = std::atoi(list.substr(begin, end - begin).c_str());
+        if (columns < 1 || columns > cuda::kMaxColumns)
+          fail(Code::Usage, "--columns {}: expected 1 to {}", list, cuda::kMaxColumns);
+        options.columns.push_back(columns);
+        begin = end + 1;
+      }
+    } else if (option.starts_with("-")) {
+      fail(Code::Usage, "{} is not an option; see the head of bench/kernels/product_speed.cpp", option);
+    } else {
+      options.models.push_back(option);
+    }
+  }
+  if (options.models.empty()) fail(Code::Usage, "no model; a directory with a config.json, models/qwen3-32b");
+  return options;
+}
+
+void run(const Options& options) {
+  Device device;
+  check(cudaGetDeviceProperties(&device.properties, 0), "the GPU");
+  {
+    const runner::DeviceMemory memory(std::uint64_t{4} << 30);
+    check(cudaMemsetAsync(memory.get(), 0x5A, std::uint64_t{4} << 30, device.stream.get()), "the bandwidth");
+    device.bandwidth = runner::measure_read_bandwidth(memory.get(), std::uint64_t{4} << 30, device.stream.get());
+  }
+  // Any numbers serve as activations, in every layout.
+  constexpr std::int64_t kWidest = 65536;
+  device.x = runner::DeviceMemory(std::uint64_t{2} * cuda::kMaxColumns * kWidest);
+  check(cuda::random_weights(2, 1, {0, cuda::kMaxColumns, 0, kWidest, kWidest},
+                             static_cast<std::uint16_t*>(device.x.get()), kWidest, device.stream.get()),
+        "activations");
+  const char* const kernels = options.set == cuda::KernelSet::Hopper ? "sm_90a" : "generic";
+  if (!options.json) {
+    fmt::print("{}, {} multiprocessors, {} kernels, reads {:.2f} TB/s\n", device.properties.name,
+               device.properties.multiProcessorCount, kernels, device.bandwidth * 1e-12);
+  }
+  io::Json models = io::Json::array();
+  for (const std::string& path : options.models) models.push_back(measure(options, path, device));
+  if (options.json) {
+    const io::Json all{{"gpu", device.properties.name},
+                       {"kernels", kernels},
+                       {"read_bandwidth_gb_per_s", device.bandwidth * 1e-9},
+                       {"models", models}};
+    fmt::print("{}\n", all.dump(2));
+  }
+}
 
 }  // namespace
 
 int main(int argc, char** argv) {
-  std::string models = "qwen3-32b", columns = "1,8,16,32,64,128", heights = "0";
-  std::string matrix;
-  int repeats = 15;
-  cuda::KernelSet set = cuda::KernelSet::Hopper;
-  for (int i = 1; i < argc; ++i) {
-    const std::string option = argv[i];
-    if (option == "--generic") {
-      set = cuda::KernelSet::Generic;
-    } else if (i + 1 < argc && option == "--shapes") {
-      models = argv[++i];
-    } else if (i + 1 < argc && option == "--matrix") {
-      matrix = argv[++i];
-    } else if (i + 1 < argc && option == "--columns") {
-      columns = argv[++i];
-    } else if (i + 1 < argc && option == "--heights") {
-      heights = argv[++i];
-    } else if (i + 1 < argc && option == "--repeats") {
-      repeats = std::atoi(argv[++i]);
-    } else {
-      std::fprintf(stderr, "error: option %s is not known; see the head of bench/kernels/product_speed.cpp\n", argv[i]);
-      return 2;
-    }
-  }
-  cudaDeviceProp device{};
-  check(cudaGetDeviceProperties(&device, 0), "device");
-  std::printf("%s, %d multiprocessors, %s kernels\n", device.name, device.multiProcessorCount,
-              set == cuda::KernelSet::Hopper ? "Hopper" : "generic");
-  cudaStream_t stream;
-  check(cudaStreamCreate(&stream), "stream");
-  void* workspace = nullptr;
-  check(cudaMalloc(&workspace, 64 << 20), "cudaMalloc");
-  runner::Cublas cublas(stream, workspace, 64 << 20);
-  ThreadPool pool(available_threads());
-
-  for (const std::string& model : split(models)) {
-    std::vector<Totals> totals(split(columns).size());
-    for (const Shape& shape : kShapes) {
-      if (model != shape.model || (!matrix.empty() && matrix != shape.name)) continue;
-      // Some rows are made and packed, and repeated until the matrix is full; the last rows are what is left over.
-      const int unique = shape.rows % 1024 == 0 ? 1024 : shape.rows % 512 == 0 ? 512 : shape.rows % 256 == 0 ? 256 : 64;
-      std::vector<Bf16> weights(static_cast<std::size_t>(unique) * shape.cols);
-      std::mt19937 random(1);
-      std::normal_distribution<float> normal(0.0f, 0.02f);
-      std::vector<Bf16> values(1 << 16);
-      for (Bf16& v : values) v = to_bf16(normal(random));
-      for (Bf16& w : weights) w = values[random() >> 16];
-      const auto packed =
-          codec::pack({static_cast<std::uint64_t>(unique), static_cast<std::uint64_t>(shape.cols)}, weights, {}, pool);
-      const cuda::HostResident host = cuda::gather_reference(*packed, shape.rows / unique);
-      const std::size_t bytes = host.sign_mantissa.size() + host.streams.size();
-      const double bits =
-          8.0 * (static_cast<double>(bytes) + 4.0 * host.block_offsets.size()) / shape.rows / shape.cols;
-      const int copies = static_cast<int>(std::max<std::size_t>(2, (400u << 20) / bytes + 1));
-      std::vector<cuda::ResidentMatrix> resident;
-      std::vector<cuda::PlainMatrix> plain;
-      const std::uint32_t* table = upload(host.table);
-      for (int i = 0; i < copies; ++i) {
-        resident.push_back({shape.rows, shape.cols, upload(host.sign_mantissa), upload(host.streams),
-                            upload(host.block_offsets), table, host.max_block_bytes});
-        std::uint16_t* data = nullptr;
-        check(cudaMalloc(reinterpret_cast<void**>(&data), std::size_t{2} * shape.rows * shape.cols), "cudaMalloc");
-        for (int r = 0; r < shape.rows; r += unique)
-          check(cudaMemcpy(data + static_cast<std::size_t>(r) * shape.cols, weights.data(), weights.size() * 2,
-                           cudaMemcpyHostToDevice),
-                "cudaMemcpy");
-        plain.push_back({data, shape.rows, shape.cols, shape.cols});
-      }
-      std::vector<Bf16> x(static_cast<std::size_t>(cuda::kMaxColumns) * shape.cols);
-      for (Bf16& v : x) v = to_bf16(50 * to_float(values[random() >> 16]));
-      const Bf16* image = upload(x);  // any numbers serve as an image
-      float* partials = nullptr;
-      check(cudaMalloc(reinterpret_cast<void**>(&partials), std::size_t{1} << 30), "cudaMalloc");
-
-      int column = 0;
-      for (const std::string& text : split(columns)) {
-        const int tokens = std::atoi(text.c_str());
-        Totals& total = totals[static_cast<std::size_t>(column++)];
-        const cuda::Activations activations{reinterpret_cast<std::uint16_t*>(const_cast<Bf16*>(image)),
-                                            cuda::activation_layout(set, tokens), cuda::activation_columns(tokens), 0};
-        const double t_cublas = time_launches(stream, repeats, [&](int i) {
-          cublas.multiply(plain[static_cast<std::size_t>(i % copies)].data, shape.rows, shape.cols, shape.cols,
-                          activations.data, shape.cols, tokens, partials, shape.rows, false);
-        });
-        bool first = true;
-        for (const std::string& height : split(heights)) {
-          cuda::Partition p = cuda::make_partition(shape.rows, shape.cols, device.multiProcessorCount);
-          if (height != "0")
-            p = cuda::partition_of_height(shape.rows, shape.cols, device.multiProcessorCount,
-                                          std::atoi(height.c_str()));
-          const double t_packed = time_launches(stream, repeats, [&](int i) {
-            check(cuda::multiply(set, resident[static_cast<std::size_t>(i % copies)], p, activations, tokens, partials,
-                                 stream),
-                  "packed product");
-          });
-          const double t_plain = time_launches(stream, repeats, [&](int i) {
-            check(cuda::multiply(set, plain[static_cast<std::size_t>(i % copies)], p, activations, tokens, partials,
-                                 stream),
-                  "plain product");
-          });
-          std::printf(
-              "%-11s %-8s %6d x %5d  %.3f bits, height %d, up to %d splits, N %3d: packed %7.1f us %.2f TB/s | "
-              "plain %7.1f us %.2f TB/s | cuBLAS %7.1f us | packed x %.3f, plain x %.3f\n",
-              shape.model, shape.name, shape.rows, shape.cols, bits, p.height, cuda::max_splits(p), tokens, t_packed,
-              static_cast<double>(bytes) / t_packed * 1e-6, t_plain, 2.0 * shape.rows * shape.cols / t_plain * 1e-6,
-              t_cublas, t_cublas / t_packed, t_cublas / t_plain);
-          std::fflush(stdout);
-          if (!first) continue;
-          first = false;
-          total.packed += t_packed;
-          total.plain += t_plain;
-          total.cublas += t_cublas;
-        }
-      }
-      for (int i = 0; i < copies; ++i) {
-        const auto& r = resident[static_cast<std::size_t>(i)];
-        cudaFree(const_cast<std::uint8_t*>(r.sign_mantissa));
-        cudaFree(const_cast<std::uint8_t*>(r.streams));
-        cudaFree(const_cast<std::uint32_t*>(r.block_offsets));
-        cudaFree(const_cast<std::uint16_t*>(plain[static_cast<std::size_t>(i)].data));
-      }
-      cudaFree(partials);
-      cudaFree(const_cast<Bf16*>(image));
-    }
-    int column = 0;
-    for (const std::string& text : split(columns)) {
-      const Totals& t = totals[static_cast<std::size_t>(column++)];
-      std::printf("%-11s layer, N %3s: packed %7.1f us, plain %7.1f us, cuBLAS %7.1f us: packed x %.3f, plain x %.3f\n",
-                  model.c_str(), text.c_str(), t.packed, t.plain, t.cublas, t.cublas / t.packed, t.cublas / t.plain);
-    }
+  try {
+    run(parse(argc, argv));
+  } catch (const std::exception& e) {
+    std::fprintf(stderr, "error: %s\n", e.what());
+    return 1;
   }
   return 0;
 }
