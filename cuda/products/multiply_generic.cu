@@ -127,7 +127,7 @@ __global__ void __launch_bounds__(kMaxGenericGroups<kColumns> * 128, 1)
         const int first = block * static_cast<int>(codec::kBlockGroups);
         const int count = min(groups - first, static_cast<int>(codec::kBlockGroups));
         CachedProduct<kColumns> product{acc, x};
-        run_block(unit, walk, raw, count, lane, one, product);
+        run_block(unit, walk, raw, count, u + 1 < end, lane, one, product);
         walk.step();
       }
       meet();  // the buffer may be filled again

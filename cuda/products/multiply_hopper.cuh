@@ -47,6 +47,8 @@ inline constexpr int kMaxPassGroups = kColumns <= 32   ? 5
                                       : kColumns == 64 ? 4
                                                        : 3;
 
+inline constexpr int kMaxStages = 4;
+
 // How many groups of 32 columns ahead a warp asks for its weights. Packed ones come in small pieces, 512 bytes a warp
 // and group, and wait longest on memory; plain ones take twice the registers a group, which the accumulators of many
 // columns need too.
@@ -107,6 +109,29 @@ struct BlockProduct<kColumns, true> {
   __device__ __forceinline__ void finish() { wgmma_wait<0>(); }
 };
 
+// Where a step's blocks of streams lie, in 16 bytes: of the step row's row group `place` in the pass.
+struct StreamRange {
+  std::uint32_t begin = 0, end = 0;
+  __device__ __forceinline__ std::uint32_t bytes() const { return (end - begin) * 16; }
+};
+template <class Matrix>
+__device__ __forceinline__ StreamRange find_streams(const MultiplyArguments<Matrix>& args, int pass, int step,
+                                                    int place) {
+  StreamRange range;
+  if constexpr (Source<Matrix>::kPacked) {
+    const Partition& p = args.partition;
+    const int blocks = p.col_blocks(), row = step / blocks, place_in_row = pass * args.pass_groups + place;
+    if (place < args.pass_groups && place_in_row < p.groups_of(row)) {
+      const std::uint32_t* offset = args.weights.block_offsets +
+                                    static_cast<std::int64_t>(p.first_group(row) + place_in_row) * blocks +
+                                    step % blocks;
+      range.begin = offset[0];
+      range.end = offset[1];
+    }
+  }
+  return range;
+}
+
 template <class Matrix, int kColumns>
 __device__ void produce(const MultiplyArguments<Matrix>& args, std::uint32_t ring, std::uint32_t full,
                         std::uint32_t empty, int begin, int end, int lane) {
@@ -116,56 +141,67 @@ __device__ void produce(const MultiplyArguments<Matrix>& args, std::uint32_t rin
   constexpr std::uint32_t kGroupX = codec::kGroupCols * kColumns * 2;
   const std::uint32_t stage_bytes = args.pass_groups * args.slot_bytes + codec::kBlockGroups * kGroupX;
   const int passes = (p.height + args.pass_groups - 1) / args.pass_groups;
-  bool waited = false;
-  int filled = 0;
-  let_next_start();
+  const auto x_bytes = [&](int block) {
+    return min(groups - block * static_cast<int>(codec::kBlockGroups), static_cast<int>(codec::kBlockGroups)) * kGroupX;
+  };
+  const auto copy_streams = [&](int stage, int place, const StreamRange& range) {
+    if constexpr (Source<Matrix>::kPacked) {
+      if (range.begin != range.end)
+        bulk_copy(ring + stage * stage_bytes + place * args.slot_bytes,
+                  args.weights.streams + static_cast<std::int64_t>(range.begin) * 16, range.bytes(), full + 8 * stage);
+    }
+  };
+  const auto copy_x = [&](int stage, int block) {
+    bulk_copy(ring + stage * stage_bytes + args.pass_groups * args.slot_bytes,
+              args.x + static_cast<std::size_t>(block) * (codec::kBlockGroups * kGroupX), x_bytes(block),
+              full + 8 * stage);
+  };
+
+  // The first stages' weights, looked up all at once by a quarter of the warp a stage, are on their way before the
+  // previous kernel has ended; then come the activations.
+  static_assert(kMaxStages <= 4 && kMaxPassGroups<kColumns> <= 8);
   const int ahead = min(args.stages, end - begin);
+  {
+    const int stage = lane >> 3, place = lane & 7, block = (begin + stage) % blocks;
+    StreamRange range;
+    if (stage < ahead) range = find_streams(args, 0, begin + stage, place);
+    std::uint32_t bytes = range.bytes();
+#pragma unroll
+    for (int step = 1; step < 8; step *= 2) bytes += __shfl_xor_sync(0xFFFFFFFF, bytes, step);
+    const bool leads = stage < ahead && place == 0;
+    if (leads) barrier_expect(full + 8 * stage, bytes + x_bytes(block));
+    __syncwarp();
+    copy_streams(stage, place, range);
+    let_next_start();
+    wait_for_previous();
+    if (leads) copy_x(stage, block);
+    __syncwarp();
+  }
+
+  int filled = ahead;
   for (int pass = 0; pass < passes; ++pass) {
-    for (int u = begin; u < end; ++u, ++filled) {
+    const int first = pass == 0 ? begin + ahead : begin;
+    StreamRange range;
+    if (first < end) range = find_streams(args, pass, first, lane);
+    for (int u = first; u < end; ++u, ++filled) {
       const int stage = filled % args.stages, turn = filled / args.stages, block = u % blocks;
-      const std::uint32_t at = ring + stage * stage_bytes;
-      const std::uint32_t x_bytes =
-          min(groups - block * static_cast<int>(codec::kBlockGroups), static_cast<int>(codec::kBlockGroups)) * kGroupX;
-      std::uint32_t from = 0, bytes = 0;
-      if constexpr (Source<Matrix>::kPacked) {
-        const int row = u / blocks, place = pass * args.pass_groups + lane;
-        if (lane < args.pass_groups && place < p.groups_of(row)) {
-          const int group = p.first_group(row) + place;
-          const std::uint32_t* offset = args.weights.block_offsets + static_cast<std::int64_t>(group) * blocks + block;
-          from = offset[0];
-          bytes = (offset[1] - from) * 16;
-        }
-      }
-      const std::uint32_t all = __reduce_add_sync(0xFFFFFFFF, bytes);
+      StreamRange next;
+      if (u + 1 < end) next = find_streams(args, pass, u + 1, lane);
+      const std::uint32_t bytes = __reduce_add_sync(0xFFFFFFFF, range.bytes());
       if (turn > 0) barrier_wait(empty + 8 * stage, (turn - 1) & 1);
-      if (lane == 0) barrier_expect(full + 8 * stage, all + x_bytes);
+      if (lane == 0) barrier_expect(full + 8 * stage, bytes + x_bytes(block));
       __syncwarp();
-      if constexpr (Source<Matrix>::kPacked) {
-        if (bytes != 0)
-          bulk_copy(at + lane * args.slot_bytes, args.weights.streams + static_cast<std::int64_t>(from) * 16, bytes,
-                    full + 8 * stage);
-      }
-      // The first stages' weights are on their way before the previous kernel has ended; then come the activations.
-      const auto copy_x = [&](int unit, int to, std::uint32_t size) {
-        if (lane == 0)
-          bulk_copy(ring + to * stage_bytes + args.pass_groups * args.slot_bytes,
-                    args.x + static_cast<std::size_t>(unit % blocks) * (codec::kBlockGroups * kGroupX), size,
-                    full + 8 * to);
-      };
-      if (waited) {
-        copy_x(u, stage, x_bytes);
-      } else if (filled + 1 == ahead) {
-        wait_for_previous();
-        waited = true;
-        for (int i = 0; i < ahead; ++i) {
-          const int b = (begin + i) % blocks;
-          copy_x(
-              begin + i, i,
-              min(groups - b * static_cast<int>(codec::kBlockGroups), static_cast<int>(codec::kBlockGroups)) * kGroupX);
-        }
-      }
+      copy_streams(stage, lane, range);
+      if (lane == 0) copy_x(stage, block);
+      range = next;
     }
   }
+}
+
+template <class Walk, int kAhead>
+__device__ __forceinline__ void load_first(const Walk& walk, typename Walk::Raw (&raw)[kAhead]) {
+#pragma unroll
+  for (int i = 0; i < kAhead; ++i) raw[i] = walk.load(i);
 }
 
 template <class Matrix, int kColumns, bool kWarpGroup>
@@ -182,15 +218,22 @@ __device__ void consume(const MultiplyArguments<Matrix>& args, std::uint32_t rin
   int stage = 0;
   std::uint32_t parity = 0;
 
+  // The first weights are asked for before all else that a warp has to do; the table is there when they have come.
+  typename Walk::Raw raw[kGroupsAhead<Matrix, kColumns>];
+  std::uint32_t entry = 0;
+  if constexpr (Source<Matrix>::kPacked) entry = first_table_entry(args.weights.table, warp, lane);
+  if ((warp >> 2) < p.groups_of(begin / blocks))
+    load_first(Walk(args.weights, p, begin / blocks, warp >> 2, begin % blocks, warp, lane), raw);
+  if constexpr (Source<Matrix>::kPacked) fill_table(args.weights.table, entry, warp, args.pass_groups * 4, lane);
+  asm volatile("bar.sync 1, %0;" ::"r"(args.pass_groups * 128 + 32) : "memory");
+
   for (int pass = 0; pass < passes; ++pass) {
     const int place = pass * args.pass_groups + (warp >> 2);  // of the row group in the step
     int step_row = begin / blocks, block = begin % blocks;
     Walk walk(args.weights, p, step_row, place, block, warp, lane);
     int row_group = p.first_group(step_row) + place;
     bool valid = place < p.groups_of(step_row);
-    typename Walk::Raw raw[kGroupsAhead<Matrix, kColumns>];
-#pragma unroll
-    for (int i = 0; i < kGroupsAhead<Matrix, kColumns>; ++i) raw[i] = walk.load(i);
+    if (pass > 0 && valid) load_first(walk, raw);
     float acc[kColumns / 8][4];
 #pragma unroll
     for (auto& column : acc) column[0] = column[1] = column[2] = column[3] = 0;
@@ -206,7 +249,8 @@ __device__ void consume(const MultiplyArguments<Matrix>& args, std::uint32_t rin
         const int count =
             min(groups - block * static_cast<int>(codec::kBlockGroups), static_cast<int>(codec::kBlockGroups));
         BlockProduct<kColumns, kWarpGroup> product{acc, x, lane, fresh};
-        run_block(unit, walk, raw, count, lane, one, product);
+        const bool more = u + 1 < end && (block + 1 < blocks || place < p.groups_of(step_row + 1));
+        run_block(unit, walk, raw, count, more, lane, one, product);
         walk.step();
       }
       __syncwarp();
@@ -234,30 +278,23 @@ template <class Matrix, int kColumns, bool kWarpGroup>
 __global__ void __launch_bounds__((kMaxPassGroups<kColumns> * 4 + 1) * 32, 1)
     multiply_kernel(const __grid_constant__ MultiplyArguments<Matrix> args) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
-  const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31;
+  const int warp = __shfl_sync(0xFFFFFFFF, threadIdx.x >> 5, 0), lane = threadIdx.x & 31;
   const int consumers = args.pass_groups * 4;
   const std::uint32_t bars = shared_address(shared_memory) + (Source<Matrix>::kPacked ? kTableBytes : 0);
   const std::uint32_t full = bars, empty = bars + 8 * args.stages, ring = bars + 128;
-  if (threadIdx.x == 0) {
-    for (int s = 0; s < args.stages; ++s) {
-      barrier_init(full + 8 * s, 1);
-      barrier_init(empty + 8 * s, consumers);
-    }
-  }
-  barrier_init_done();
-  __syncthreads();
   const int begin = args.partition.first[blockIdx.x];
   const int end = args.partition.first[blockIdx.x + 1];
   if (begin == end) return;
   if (warp == consumers) {
+    if (lane < args.stages) {
+      barrier_init(full + 8 * lane, 1);
+      barrier_init(empty + 8 * lane, consumers);
+    }
+    barrier_init_done();
+    __syncwarp();
+    asm volatile("bar.arrive 1, %0;" ::"r"(consumers * 32 + 32) : "memory");
     produce<Matrix, kColumns>(args, ring, full, empty, begin, end, lane);
     return;
-  }
-  if constexpr (Source<Matrix>::kPacked) {
-    auto* table = reinterpret_cast<std::uint32_t*>(shared_memory);
-    for (int i = warp; i < static_cast<int>(kTableEntries); i += consumers)
-      table[i * 32 + lane] = args.weights.table[i];
-    asm volatile("bar.sync 1, %0;" ::"r"(consumers * 32) : "memory");
   }
   consume<Matrix, kColumns, kWarpGroup>(args, ring, full, empty, begin, end, warp, lane);
 #else
@@ -269,7 +306,6 @@ __global__ void __launch_bounds__((kMaxPassGroups<kColumns> * 4 + 1) * 32, 1)
 template <class Matrix, int kColumns, bool kWarpGroup>
 cudaError_t launch_multiply(const Matrix& weights, const Partition& partition, const Activations& x, int tokens,
                             float* partials, std::uint32_t slot_bytes, cudaStream_t stream) {
-  constexpr int kMaxStages = 4;
   constexpr std::uint32_t kShared = 227 * 1024;
   constexpr std::uint32_t kX = codec::kBlockCols * kColumns * 2;
   const std::uint32_t fixed = (Source<Matrix>::kPacked ? kTableBytes : 0) + 128;

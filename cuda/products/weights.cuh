@@ -162,13 +162,30 @@ struct Source<PlainMatrix> {
   static constexpr bool kPacked = false;
 };
 
-// The groups of one block: decodes (or unpacks) a group, asks for the one kAhead groups on, multiplies. `product` has
+// The table in its 32 copies, by all `consumers` warps, 32 entries a warp and turn. Each lane spreads one entry by
+// 16-byte stores, in an order in which eight lanes never meet in a bank.
+inline constexpr int kTableTurns = kTableEntries / 32;
+__device__ __forceinline__ std::uint32_t first_table_entry(const std::uint32_t* table, int warp, int lane) {
+  return warp < kTableTurns ? table[warp * 32 + lane] : 0;
+}
+__device__ __forceinline__ void fill_table(const std::uint32_t* table, std::uint32_t entry, int warp, int consumers,
+                                           int lane) {
+  for (int turn = warp; turn < kTableTurns; turn += consumers) {
+    if (turn != warp) entry = table[turn * 32 + lane];
+    auto* const row = reinterpret_cast<uint4*>(shared_memory) + (turn * 32 + lane) * 8;
+#pragma unroll
+    for (int i = 0; i < 8; ++i) row[(i + lane) & 7] = uint4{entry, entry, entry, entry};
+  }
+}
+
+// The groups of one block: decodes (or unpacks) a group, asks for the one kAhead groups on, which may be in the next
+// block (if there are `more`: loads behind the end would be the next kernel's loss), multiplies. `product` has
 // load(g), which fetches a group's activations (before the decoding, which hides the way), run(g, fragments,
 // activations), whose last two fragments stay as they are, and finish(). kAhead
 // divides 8.
 template <int kAhead, class Unit, class Walk, class Product>
 __device__ __forceinline__ void run_block(Unit& unit, const Walk& walk, typename Walk::Raw (&raw)[kAhead], int count,
-                                          int lane, std::uint32_t one, Product& product) {
+                                          bool more, int lane, std::uint32_t one, Product& product) {
   constexpr int kGroups = static_cast<int>(codec::kBlockGroups);
   Fragments a[2];
   const std::uint32_t lane4 = lane * 4;
@@ -177,7 +194,11 @@ __device__ __forceinline__ void run_block(Unit& unit, const Walk& walk, typename
     for (int g = 0; g < kGroups; ++g) {
       const auto x = product.load(g);
       unit.fragments(raw[g % kAhead], (g + 1) * StreamPair::kGroupOfException, lane, lane4, one, a[g & 1]);
-      raw[g % kAhead] = g + kAhead < kGroups ? walk.load(g + kAhead) : walk.load_next(g + kAhead - kGroups);
+      if (g + kAhead < kGroups) {
+        raw[g % kAhead] = walk.load(g + kAhead);
+      } else if (more) {
+        raw[g % kAhead] = walk.load_next(g + kAhead - kGroups);
+      }
       product.run(g, a[g & 1], x);
     }
     product.finish();
@@ -190,8 +211,10 @@ __device__ __forceinline__ void run_block(Unit& unit, const Walk& walk, typename
       product.run(g, a[0], x);
       product.finish();
     }
+    if (more) {
 #pragma unroll
-    for (int i = 0; i < kAhead; ++i) raw[i] = walk.load_next(i);
+      for (int i = 0; i < kAhead; ++i) raw[i] = walk.load_next(i);
+    }
   }
 }
 
