@@ -39,6 +39,8 @@ struct MultiplyArguments {
   int slot_bytes;  // of a block of streams in a stage; 0: plain weights
   int stages;
   int pass_groups;  // row groups of a pass
+  ResidentMatrix next;  // the product behind this one; streams are null where there is none to be asked for
+  Partition next_partition;
 };
 
 // Row groups of a pass at most, each 4 warps: as many as the registers of the accumulators leave room for.
@@ -108,6 +110,30 @@ struct BlockProduct<kColumns, true> {
   }
   __device__ __forceinline__ void finish() { wgmma_wait<0>(); }
 };
+
+// With how many steps left to consume the next product's first ones are asked for, and how many of them.
+inline constexpr int kStepsLeft = 1, kStepsAsked = 1;
+
+// Asks the L2 for the first steps that this thread block's place has in the next product.
+template <class Matrix>
+__device__ __forceinline__ void ask_for_next(const MultiplyArguments<Matrix>& args, int lane) {
+  const Partition& p = args.next_partition;
+  if (static_cast<int>(blockIdx.x) >= p.ctas) return;
+  const int blocks = p.col_blocks(), col_groups = static_cast<int>(args.next.col_groups());
+  const int first = p.first[blockIdx.x], last = min(first + kStepsAsked, p.first[blockIdx.x + 1]);
+#pragma unroll 1
+  for (int step = first; step < last; ++step) {
+    const int row = step / blocks, block = step % blocks;
+    if (lane >= p.groups_of(row)) continue;
+    const std::int64_t group = p.first_group(row) + lane;
+    const std::uint32_t* offset = args.next.block_offsets + group * blocks + block;
+    const int first_col = block * static_cast<int>(codec::kBlockGroups);
+    bulk_prefetch(args.next.sign_mantissa + (group * col_groups + first_col) * (kGroupTiles * codec::kGroupBytes),
+                  min(col_groups - first_col, static_cast<int>(codec::kBlockGroups)) * (kGroupTiles * codec::kGroupBytes));
+    const std::uint32_t begin = offset[0], end = offset[1];
+    bulk_prefetch(args.next.streams + std::int64_t{begin} * 16, (end - begin) * 16);
+  }
+}
 
 // Where a step's blocks of streams lie, in 16 bytes: of the step row's row group `place` in the pass.
 struct StreamRange {
@@ -195,6 +221,11 @@ __device__ void produce(const MultiplyArguments<Matrix>& args, std::uint32_t rin
       if (lane == 0) copy_x(stage, block);
       range = next;
     }
+  }
+  if (args.next.streams != nullptr) {
+    const int before = filled - 1 - kStepsLeft;  // the step whose end is awaited
+    if (before >= 0) barrier_wait(empty + 8 * (before % args.stages), before / args.stages & 1);
+    ask_for_next(args, lane);
   }
 }
 
@@ -305,7 +336,7 @@ __global__ void __launch_bounds__((kMaxPassGroups<kColumns> * 4 + 1) * 32, 1)
 // Sizes and launches one instance.
 template <class Matrix, int kColumns, bool kWarpGroup>
 cudaError_t launch_multiply(const Matrix& weights, const Partition& partition, const Activations& x, int tokens,
-                            float* partials, std::uint32_t slot_bytes, cudaStream_t stream) {
+                            float* partials, std::uint32_t slot_bytes, cudaStream_t stream, const Following& next) {
   constexpr std::uint32_t kShared = 227 * 1024;
   constexpr std::uint32_t kX = codec::kBlockCols * kColumns * 2;
   const std::uint32_t fixed = (Source<Matrix>::kPacked ? kTableBytes : 0) + 128;
@@ -324,26 +355,32 @@ cudaError_t launch_multiply(const Matrix& weights, const Partition& partition, c
           cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(kShared));
       error != cudaSuccess)
     return error;
-  const MultiplyArguments<Matrix> args{weights,  partition, reinterpret_cast<const std::uint8_t*>(x.data),
-                                       partials, tokens,    static_cast<int>(slot_bytes),
-                                       stages,   groups};
+  MultiplyArguments<Matrix> args{weights,  partition, reinterpret_cast<const std::uint8_t*>(x.data),
+                                 partials, tokens,    static_cast<int>(slot_bytes),
+                                 stages,   groups,    {},
+                                 {}};
+  if (next.weights != nullptr && next.partition != nullptr) {
+    args.next = *next.weights;
+    args.next_partition = *next.partition;
+  }
   return launch(kernel, dim3(partition.ctas), dim3((groups * 4 + 1) * 32), shared, stream, args);
 }
 
 template <class Matrix>
 cudaError_t multiply_hopper(const Matrix& weights, const Partition& partition, const Activations& x, int tokens,
-                            float* partials, std::uint32_t slot_bytes, cudaStream_t stream) {
+                            float* partials, std::uint32_t slot_bytes, cudaStream_t stream,
+                            const Following& next = {}) {
   const bool group = x.layout == Layout::Wgmma;
   if (x.columns == 8 && !group)
-    return launch_multiply<Matrix, 8, false>(weights, partition, x, tokens, partials, slot_bytes, stream);
+    return launch_multiply<Matrix, 8, false>(weights, partition, x, tokens, partials, slot_bytes, stream, next);
   if (x.columns == 16 && !group)
-    return launch_multiply<Matrix, 16, false>(weights, partition, x, tokens, partials, slot_bytes, stream);
+    return launch_multiply<Matrix, 16, false>(weights, partition, x, tokens, partials, slot_bytes, stream, next);
   if (x.columns == 32 && group)
-    return launch_multiply<Matrix, 32, true>(weights, partition, x, tokens, partials, slot_bytes, stream);
+    return launch_multiply<Matrix, 32, true>(weights, partition, x, tokens, partials, slot_bytes, stream, next);
   if (x.columns == 64 && group)
-    return launch_multiply<Matrix, 64, true>(weights, partition, x, tokens, partials, slot_bytes, stream);
+    return launch_multiply<Matrix, 64, true>(weights, partition, x, tokens, partials, slot_bytes, stream, next);
   if (x.columns == 128 && group)
-    return launch_multiply<Matrix, 128, true>(weights, partition, x, tokens, partials, slot_bytes, stream);
+    return launch_multiply<Matrix, 128, true>(weights, partition, x, tokens, partials, slot_bytes, stream, next);
   return cudaErrorInvalidValue;
 }
 
