@@ -122,7 +122,7 @@ __device__ __forceinline__ Problem check_unit(const PackedSource& source, const 
                                               const std::uint32_t* unit, const codec::UnitHeader& header,
                                               std::uint32_t lane) {
   if (header.words > kMaxUnitWords) return Problem::LaneStart;
-  const std::uint32_t start = lane_start(unit, header, lane);
+  const std::uint32_t start = lane_start(unit + 1, header, lane);
   if (__any_sync(~0u, start > 32 * header.words)) return Problem::LaneStart;
   const std::uint32_t* const bits = unit + codec::bits_offset(header) / 4;
   for (std::uint32_t i = lane; i < kMargin + header.words + kMargin; i += 32)

@@ -27,7 +27,7 @@ template <bool kUp>
 __device__ __forceinline__ void embed_unit(const ResidentUnit& unit, const SharedTable<1>& table, std::uint32_t lane,
                                            std::int64_t col, std::int64_t cols, std::uint16_t* row,
                                            std::int64_t stride) {
-  PairStream<kUp> stream(unit.bits(), unit.header.words, lane_start(unit.words, unit.header, lane));
+  PairStream<kUp> stream(unit.bits(), unit.header.words, lane_start(unit.starts, unit.header, lane));
   for (std::uint32_t group = 0; group < unit.groups; ++group, col += codec::kGroupCols) {
     const uint4 woven =
         *reinterpret_cast<const uint4*>(unit.sign_mantissa + group * (kGroupTiles * codec::kGroupBytes) + lane * 16);
@@ -62,8 +62,8 @@ __global__ void __launch_bounds__(kThreads, 8)
       embed_unit<false>(unit, table, lane, first_col + q * 8, m.cols, row, to.stride);
     }
     __syncwarp(decoding);  // exceptions go on top of what the quad stored
-    for (std::uint32_t i = q; i < unit.header.exceptions; i += 4) {
-      const std::uint32_t entry = unit.exceptions()[i], position = entry >> 16;
+    for (std::uint32_t i = q; i < unit.exceptions; i += 4) {
+      const std::uint32_t entry = unit.exception(i), position = entry >> 20;
       if (codec::row_of(position) == row_in_tile)
         row[first_col + codec::col_of(position)] = static_cast<std::uint16_t>(entry);
     }

@@ -167,9 +167,11 @@ __device__ __forceinline__ std::uint32_t sign_mantissa(std::uint32_t pair, std::
   return pair & ((exceptions & 1 ? 0 : 0x807Fu) | (exceptions & 2 ? 0 : 0x807F0000u));
 }
 
-// Signs and mantissas of all weights, woven, and the list of exceptions, ordered by position.
+// Signs and mantissas of all weights, woven, and the list of `count_all` exceptions, ordered by position, which ends
+// at `list`.
 __device__ __forceinline__ void write_weights(const LaneSource& source, std::uint32_t groups, std::uint32_t lane,
-                                              std::uint8_t* to, std::uint32_t* list) {
+                                              std::uint8_t* to, std::uint32_t* list, std::uint32_t count_all) {
+  std::uint32_t written = 0;
   for (std::uint32_t group = 0; group < groups; ++group) {
     const Eight a = source.upper(group), b = source.lower(group);
     const std::uint32_t exceptions = exception_bits(a, 0) | exception_bits(b, 2);
@@ -183,15 +185,16 @@ __device__ __forceinline__ void write_weights(const LaneSource& source, std::uin
                                                                                               woven[2], woven[3]};
     if (!__any_sync(~0u, exceptions != 0)) continue;
     const std::uint32_t count = __popc(exceptions), end = sum_to_lane(count, lane);
-    std::uint32_t* entry = list + end - count;
+    std::uint32_t number = written + end - count;
 #pragma unroll
     for (int byte = 0; byte < 16; ++byte) {
       if ((exceptions >> byte & 1) == 0) continue;
       const std::uint32_t pair = byte & 2 ? b.pairs[byte / 4] : a.pairs[byte / 4];
-      *entry++ = codec::exception_entry(group * codec::kGroupBytes + lane * 16 + byte,
-                                        static_cast<std::uint16_t>(pair >> (byte % 2 * 16)));
+      ++number;
+      *(list - number) = resident_exception(group * codec::kGroupBytes + lane * 16 + byte,
+                                            pair >> (byte % 2 * 16) & 0xFFFF, number == count_all);
     }
-    list += __shfl_sync(~0u, end, 31);
+    written += __shfl_sync(~0u, end, 31);
   }
 }
 
@@ -231,17 +234,16 @@ __global__ void __launch_bounds__(kThreads)
   __syncwarp();
 
   std::uint32_t* const out = place_unit(grid, headers, to, tile, block, lane);
-  if (lane == 0) *out = codec::encode_unit_header(plan.header);
   if (plan.header.wide) {
-    reinterpret_cast<std::uint16_t*>(out + 1)[lane] = static_cast<std::uint16_t>(plan.start);
+    reinterpret_cast<std::uint16_t*>(out)[lane] = static_cast<std::uint16_t>(plan.start);
   } else {
     const std::uint32_t expected = plan.header.words * lane + plan.header.words / 2;
-    reinterpret_cast<std::uint8_t*>(out + 1)[lane] =
+    reinterpret_cast<std::uint8_t*>(out)[lane] =
         static_cast<std::uint8_t>(plan.start + codec::kStartBias - expected);
   }
   write_weights(lane_source, groups, lane, place_sign_mantissa(grid, to, tile, block),
-                out + codec::exceptions_offset(plan.header) / 4);
-  std::uint32_t* const bits = out + codec::bits_offset(plan.header) / 4;
+                out, plan.header.exceptions);
+  std::uint32_t* const bits = out + codec::start_bytes(plan.header) / 4;
   for (std::uint32_t i = lane; i < plan.header.words; i += 32) bits[i] = words[i];
 }
 

@@ -53,13 +53,28 @@ HostResident gather_reference(std::span<const std::byte> packed, int repeat) {
       const std::size_t begin = out.streams.size();
       out.block_offsets.push_back(static_cast<std::uint32_t>(begin / 16));
       out.streams.resize(begin + kBlockHeaderBytes, 0);
-      for (std::uint64_t i = 0; i < kGroupTiles && group * kGroupTiles + i < tiles; ++i) {
+      for (std::uint64_t i = 0; i < kGroupTiles; ++i) {
+        if (group * kGroupTiles + i >= tiles) {
+          std::memcpy(out.streams.data() + begin + 4 * i, out.streams.data() + begin, 4);
+          continue;
+        }
         const std::uint8_t* from = units[group * kGroupTiles + i][block];
-        const auto offset = static_cast<std::uint16_t>((out.streams.size() - begin) / 4);
-        std::memcpy(out.streams.data() + begin + 2 * i, &offset, sizeof(offset));
-        out.streams.insert(out.streams.end(), from, from + codec::unit_bytes(codec::decode_unit_header(word_at(from))));
+        const codec::UnitHeader h = codec::decode_unit_header(word_at(from));
+        for (std::uint32_t e = h.exceptions; e-- > 0;) {
+          const std::uint32_t entry = word_at(from + codec::exceptions_offset(h) + 4 * e);
+          const std::uint32_t turned = resident_exception(entry >> 16, entry & 0xFFFF, e + 1 == h.exceptions);
+          const auto* p = reinterpret_cast<const std::uint8_t*>(&turned);
+          out.streams.insert(out.streams.end(), p, p + 4);
+        }
+        const auto place = static_cast<std::uint32_t>((out.streams.size() - begin) / 4);
+        const std::uint32_t word = encode_tile_word({place, h.words, h.wide, h.exceptions != 0});
+        std::memcpy(out.streams.data() + begin + 4 * i, &word, sizeof(word));
+        out.streams.insert(out.streams.end(), from + 4, from + codec::exceptions_offset(h));
+        out.streams.insert(out.streams.end(), from + codec::bits_offset(h), from + codec::unit_bytes(h));
       }
-      out.streams.resize((out.streams.size() + kResidentPad + 15) / 16 * 16, 0);
+      const auto words = static_cast<std::uint32_t>((out.streams.size() - begin - kBlockHeaderBytes) / 4);
+      const bool last = group + 1 == row_groups && block + 1 == blocks;
+      out.streams.resize(begin + 4 * resident_block_words(words, last), 0);
       out.max_block_bytes = std::max(out.max_block_bytes, static_cast<std::uint32_t>(out.streams.size() - begin));
     }
   }

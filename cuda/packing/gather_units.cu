@@ -1,5 +1,5 @@
-// A file's units, checked, to their places in the resident layout: a copy, one warp a unit. Units are aligned to four
-// bytes only, so words are what is copied; sign+mantissa bytes move 16 a lane and are woven.
+// A file's units, checked, to their places in the resident layout: nearly a copy, one warp a unit. Units are aligned to
+// four bytes only, so words are what is copied; sign+mantissa bytes move 16 a lane and are woven; exceptions turn round.
 
 #include "cuda/common/launch.h"
 #include "cuda/packing/packing.h"
@@ -31,10 +31,17 @@ __global__ void __launch_bounds__(kWarps * 32)
 
   const auto* const unit =
       reinterpret_cast<const std::uint32_t*>(source.streams + source.tile_offsets[tile]) + unit_offsets[index];
-  const std::uint32_t words = codec::unit_bytes(codec::decode_unit_header(headers[index])) / 4;
-  std::uint32_t* const to_unit = place_unit(grid, headers, to, tile, block, lane);
+  const codec::UnitHeader header = codec::decode_unit_header(headers[index]);
+  std::uint32_t* const to_starts = place_unit(grid, headers, to, tile, block, lane);
+  const std::uint32_t start_words = codec::start_bytes(header) / 4;
+  if (lane < start_words) to_starts[lane] = unit[1 + lane];
+  const std::uint32_t* const list = unit + codec::exceptions_offset(header) / 4;
+  for (std::uint32_t i = lane; i < header.exceptions; i += 32)
+    to_starts[-1 - static_cast<std::int32_t>(i)] =
+        resident_exception(list[i] >> 16, list[i] & 0xFFFF, i + 1 == header.exceptions);
+  const std::uint32_t* const bits = unit + codec::bits_offset(header) / 4;
 #pragma unroll 4
-  for (std::uint32_t i = lane; i < words; i += 32) to_unit[i] = unit[i];
+  for (std::uint32_t i = lane; i < header.words; i += 32) to_starts[start_words + i] = bits[i];
 }
 
 }  // namespace

@@ -19,12 +19,15 @@ __global__ void __launch_bounds__(kThreads)
   wait_for_previous();
   const std::uint32_t index = blockIdx.x * kThreads + threadIdx.x;
   const auto col_blocks = static_cast<std::uint32_t>(grid.col_blocks());
-  std::uint32_t units = 0, size = 0;  // words
+  std::uint32_t units = 0, size = 0, resident = 0;  // words
   if (index < blocks) {
     const std::uint64_t first_tile = std::uint64_t{index / col_blocks} * kGroupTiles;
-    for (std::uint64_t t = first_tile; t < first_tile + kGroupTiles && t < grid.row_tiles(); ++t)
-      units += codec::unit_bytes(codec::decode_unit_header(headers[grid.unit(t, index % col_blocks)])) / 4;
-    size = block_words(units);
+    for (std::uint64_t t = first_tile; t < first_tile + kGroupTiles && t < grid.row_tiles(); ++t) {
+      const codec::UnitHeader header = codec::decode_unit_header(headers[grid.unit(t, index % col_blocks)]);
+      units += codec::unit_bytes(header) / 4;
+      resident += resident_unit_words(header);
+    }
+    size = resident_block_words(resident, index + 1 == blocks);
     sizes[index] = size / 4;
   }
   const std::uint32_t sum = __reduce_add_sync(~0u, units), most = __reduce_max_sync(~0u, size);

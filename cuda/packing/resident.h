@@ -1,18 +1,19 @@
 #pragma once
-// The one layout in which packed weights lie in GPU memory, for every number of columns and every kernel. It holds the
-// file's units (docs/format.md) unchanged, gathered into blocks of 64 rows x 256 columns: four row tiles, what a warp
+// The one layout in which packed weights lie in GPU memory, for every number of columns and every kernel. It holds what
+// the file's units hold (docs/format.md), gathered into blocks of 64 rows x 256 columns: four row tiles, what a warp
 // group takes, with one place in memory and one bulk copy a block.
 //
 //   sign_mantissa  [group of 64 rows][group of 32 columns][tile 0..3][32 lanes][4 words], each word woven (weave())
 //   streams        blocks one after another in the order (group of 64 rows, column block), each 16-byte aligned:
-//                  4 x u16: offset of each tile's unit from the block's start, in 4-byte words; 0: no such tile
-//                  4 x u16: zero
-//                  the units, each as in the file: header word, lane starts, exceptions, bits
-//                  zero words, at least kResidentPad, up to a multiple of 16 bytes
+//                  4 x u32: a word for each tile (TileWord); a tile that does not exist has the first one's
+//                  the units without gaps, each: exceptions, lane starts and bits as in the file
+//                  zero words up to a multiple of 16 bytes, and 16 bytes more behind the last block
 //   block_offsets  [blocks + 1] u32, 16 bytes each: where a block begins in streams; the last one is their size
 //   table          [512] u32 by the next 9 bits of a stream: exponents in bits 7-14 and 23-30, length in bits 0-4
 //
-// Tiles that pad the last group of 64 rows have no unit, and zeros in sign_mantissa.
+// A unit's exceptions stand in front of its lane starts, the first one next to them, as resident_exception(). How many
+// there are follows from the end of the unit before. Tiles that pad the last group of 64 rows have no unit, and zeros
+// in sign_mantissa.
 
 #include <cstdint>
 
@@ -22,9 +23,38 @@ namespace glyd::cuda {
 
 inline constexpr std::uint32_t kGroupTiles = 4;
 inline constexpr std::uint32_t kGroupRows = kGroupTiles * codec::kTileRows;  // 64
-inline constexpr std::uint32_t kBlockHeaderBytes = 16;
+inline constexpr std::uint32_t kBlockHeaderBytes = 4 * kGroupTiles;
 inline constexpr std::uint32_t kResidentPad = 12;  // bytes a decoder may read behind a unit's bits, and before them
 inline constexpr std::uint32_t kTableEntries = 1u << codec::kCodeBits;
+
+// What a block's head says of a tile. Bit 0: `wide`, 1: whether there are exceptions, 2-16: where the lane starts are,
+// in words from the block's start (so that masked off it is a number of bytes), 17-26: `words`.
+struct TileWord {
+  std::uint32_t place, words;  // of the lane starts; of the bits
+  bool wide, exceptions;
+
+  constexpr std::uint32_t start_words() const { return (wide ? 2 : 1) * codec::kLanes / 4; }
+  constexpr std::uint32_t end() const { return place + start_words() + words; }
+};
+constexpr std::uint32_t encode_tile_word(const TileWord& w) {
+  return static_cast<std::uint32_t>(w.wide) | static_cast<std::uint32_t>(w.exceptions) << 1 | w.place << 2 |
+         w.words << 17;
+}
+constexpr TileWord decode_tile_word(std::uint32_t word) {
+  return {word >> 2 & 0x7FFF, word >> 17, (word & 1) != 0, (word & 2) != 0};
+}
+
+// An entry of the list of exceptions: its position from bit 20 on, bit 16 set in a unit's last one, the weight. None is
+// 0xFFFFFFFF.
+constexpr std::uint32_t resident_exception(std::uint32_t position, std::uint32_t weight, bool last) {
+  return position << 20 | static_cast<std::uint32_t>(last) << 16 | weight;
+}
+// Words of a unit that has `unit_bytes` in the file: all but its header.
+constexpr std::uint32_t resident_unit_words(const codec::UnitHeader& h) { return codec::unit_bytes(h) / 4 - 1; }
+// Words of a block whose units take `unit_words`.
+constexpr std::uint32_t resident_block_words(std::uint32_t unit_words, bool last_block) {
+  return (kBlockHeaderBytes / 4 + unit_words + 3) / 4 * 4 + (last_block ? 4 : 0);
+}
 
 // A word of four sign+mantissa bytes b0 .. b3 of the file, rearranged so that no instruction is spent on spreading
 // them: mantissas of b0 in bits 0-6, of b1 in 16-22, their signs in 15 and 31, where a pair of bf16 has them; those of

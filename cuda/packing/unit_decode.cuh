@@ -86,11 +86,12 @@ class PairStream {
   std::uint32_t low_, high_, place_;
 };
 
-// Where a lane's streams start, for the unit at `unit`.
-__device__ __forceinline__ std::uint32_t lane_start(const std::uint32_t* unit, const codec::UnitHeader& header,
+// Where a lane's streams start, from its unit's lane starts.
+template <class Header>
+__device__ __forceinline__ std::uint32_t lane_start(const std::uint32_t* starts, const Header& header,
                                                     std::uint32_t lane) {
-  if (header.wide) return reinterpret_cast<const std::uint16_t*>(unit + 1)[lane];
-  return header.words * lane + header.words / 2 + reinterpret_cast<const std::uint8_t*>(unit + 1)[lane] -
+  if (header.wide) return reinterpret_cast<const std::uint16_t*>(starts)[lane];
+  return header.words * lane + header.words / 2 + reinterpret_cast<const std::uint8_t*>(starts)[lane] -
          codec::kStartBias;
 }
 
@@ -122,28 +123,30 @@ __device__ __forceinline__ uint4 keep_first(uint4 v, int count) {
 
 // A unit where it lies in the resident layout.
 struct ResidentUnit {
-  const std::uint32_t* words;         // header word, lane starts, exceptions, bits
+  const std::uint32_t* starts;        // lane starts, with the exceptions before them
   const std::uint8_t* sign_mantissa;  // of the first group; the next ones kGroupTiles * kGroupBytes apart
-  codec::UnitHeader header;
-  std::uint32_t groups;
+  TileWord header;
+  std::uint32_t groups, exceptions;
 
   __device__ __forceinline__ ResidentUnit(const ResidentMatrix& m, std::uint32_t row_group, std::uint32_t block,
                                           std::uint32_t tile) {
     const std::uint32_t col_blocks = static_cast<std::uint32_t>(m.col_blocks());
     const std::uint64_t at = m.block_offsets[static_cast<std::uint64_t>(row_group) * col_blocks + block];
     const std::uint8_t* const start = m.streams + at * 16;
-    words = reinterpret_cast<const std::uint32_t*>(start) + reinterpret_cast<const std::uint16_t*>(start)[tile];
-    header = codec::decode_unit_header(*words);
+    const auto* const words = reinterpret_cast<const std::uint32_t*>(start);
+    header = decode_tile_word(words[tile]);
+    starts = words + header.place;
+    exceptions = header.place - (tile == 0 ? kBlockHeaderBytes / 4 : decode_tile_word(words[tile - 1]).end());
     groups = m.grid().block_groups(block);
     sign_mantissa =
         m.sign_mantissa +
         ((static_cast<std::uint64_t>(row_group) * m.col_groups() + block * codec::kBlockGroups) * kGroupTiles + tile) *
             codec::kGroupBytes;
   }
-  __device__ __forceinline__ const std::uint32_t* exceptions() const {
-    return words + codec::exceptions_offset(header) / 4;
+  __device__ __forceinline__ std::uint32_t exception(std::uint32_t i) const {
+    return *(starts - 1 - static_cast<std::int32_t>(i));
   }
-  __device__ __forceinline__ const std::uint32_t* bits() const { return words + codec::bits_offset(header) / 4; }
+  __device__ __forceinline__ const std::uint32_t* bits() const { return starts + header.start_words(); }
 };
 
 }  // namespace glyd::cuda

@@ -40,7 +40,7 @@ __device__ __forceinline__ void unpack_unit(const ResidentUnit& unit, const Shar
   for (std::uint32_t i = lane; i < unit.header.words; i += 32)
     __pipeline_memcpy_async(slot + kPadWords + i, bits + i, 4);
   __pipeline_commit();
-  const std::uint32_t start = lane_start(unit.words, unit.header, lane);
+  const std::uint32_t start = lane_start(unit.starts, unit.header, lane);
   const std::uint8_t* const bytes = unit.sign_mantissa + lane * 16;
   const int groups = static_cast<int>(unit.groups);
   uint4 woven[kMostGroups];
@@ -66,8 +66,8 @@ __device__ __forceinline__ void unpack_unit(const ResidentUnit& unit, const Shar
   }
 
   __syncwarp();  // exceptions go on top of what other lanes stored, and the slot is free again
-  for (std::uint32_t i = lane; i < unit.header.exceptions; i += 32) {
-    const std::uint32_t entry = unit.exceptions()[i], position = entry >> 16;
+  for (std::uint32_t i = lane; i < unit.exceptions; i += 32) {
+    const std::uint32_t entry = unit.exception(i), position = entry >> 20;
     if (static_cast<int>(codec::row_of(position)) < rows)
       out[codec::row_of(position) * stride + codec::col_of(position)] = static_cast<std::uint16_t>(entry);
   }

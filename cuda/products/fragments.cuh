@@ -37,32 +37,33 @@ __device__ __forceinline__ std::uint32_t opaque_one() {
 // from 7 up are junk, and bit 5 says that a word was crossed.
 class StreamPair {
  public:
-  // `unit`: shared address of a unit; `table`: of the replicated table.
-  __device__ __forceinline__ void open(std::uint32_t unit, std::uint32_t lane) {
-    const std::uint32_t header = load_shared(unit);
-    const std::uint32_t words = header & 0x3FF, count = header >> 11 & 0x1FFF;
-    const bool wide = (header >> 10 & 1) != 0;
-    list_ = unit + 4 + (wide ? 2 * codec::kLanes : codec::kLanes);
-    const std::uint32_t bits = list_ + 4 * count;
-    list_end_ = bits;
-    entry_ = count == 0 ? kNoException : load_shared(list_);
-    const std::uint32_t start = wide ? load_shared_u16(unit + 4 + 2 * lane)
-                                     : words * lane + words / 2 + load_shared_u8(unit + 4 + lane) - codec::kStartBias;
-    // 7 bits before the first one to be read. Words around the bits may be touched, never used.
-    const std::uint32_t up = start + 25;  // + 32 - 7
-    at_[0] = bits + (up >> 5) * 4 - 4;
-    position_[0] = up & 31;
-    const std::uint32_t down = start + 6;
+  // `block`: shared address of a block; `word`: of its tile (TileWord).
+  __device__ __forceinline__ void open(std::uint32_t block, std::uint32_t word, std::uint32_t lane) {
+    const std::uint32_t starts = block + (word & 0x1FFFC), words = word >> 17;
+    std::uint32_t bits = starts + codec::kLanes, up;
+    // Where the upward stream leaves, 7 bits before the first one to be read and counted from a word before the bits.
+    // Words around the bits may be touched, never used.
+    constexpr std::int32_t kBefore = 32 - 7;
+    if ((word & 1) == 0) {
+      const auto twice = static_cast<std::int32_t>(words * (2 * lane + 1)) + 2 * (kBefore - codec::kStartBias);
+      up = load_shared_u8(starts + lane) + static_cast<std::uint32_t>(twice >> 1);
+    } else {
+      up = load_shared_u16(starts + 2 * lane) + kBefore;
+      bits += codec::kLanes;
+    }
+    const std::uint32_t down = up - 19;
+    at_[0] = bits + (up >> 5) * 4;
     at_[1] = bits + (down >> 5) * 4;
-    position_[1] = 31 - (down & 31);
-    low_[0] = load_shared(at_[0]);
-    high_[0] = load_shared(at_[0] + 4);
-    next_[0] = load_shared(at_[0] + 8);
+    position_[0] = up;  // of a position only the change of bit 5 counts, and the bits below it
+    position_[1] = ~down;
+    low_[0] = load_shared(at_[0] - 4);
+    high_[0] = load_shared(at_[0]);
+    next_[0] = load_shared(at_[0] + 4);
     low_[1] = __brev(load_shared(at_[1]));
     high_[1] = __brev(load_shared(at_[1] - 4));
     next_[1] = load_shared(at_[1] - 8);
-    at_[0] += 12;
-    at_[1] -= 12;
+    list_ = starts - 4;
+    entry_ = (word & 2) == 0 ? kNoException : load_shared(list_);
   }
 
   // One group of 32 columns; `bytes`: the lane's 16 sign+mantissa bytes, lane4: lane * 4.
@@ -86,18 +87,18 @@ class StreamPair {
   }
 
   // Puts the listed weights of a group in their places, where the streams have left +0. The list is in the order of
-  // groups, lanes, bytes; it is the same for all lanes. `limit`: the group's number + 1, where an entry has its group.
+  // groups, lanes, bytes; it is the same for all lanes. `limit`: that of the group.
   __device__ __forceinline__ void patch(std::uint32_t limit, std::uint32_t lane, Fragments& a) {
     while (entry_ < limit) {
       const std::uint32_t entry = entry_;
-      list_ += 4;
-      entry_ = list_ == list_end_ ? kNoException : load_shared(list_);
-      const std::uint32_t weight = (entry & 0x10000) != 0 ? entry << 16 : entry & 0xFFFF;
-      const std::uint32_t mine = (entry >> 20 & 31) == lane ? weight : 0;
+      list_ -= 4;
+      entry_ = (entry & 0x10000) != 0 ? kNoException : load_shared(list_);
+      const std::uint32_t weight = (entry & 0x100000) != 0 ? entry << 16 : entry & 0xFFFF;
+      const std::uint32_t mine = ((entry ^ lane << 24) & 0x1F000000) == 0 ? weight : 0;
       // All lanes take the same way: column pair 2 s + h, row half t.
       asm volatile(
-          "{ .reg .pred p, q, r; .reg .u32 b; and.b32 b, %8, 0x80000; setp.ne.u32 p, b, 0; and.b32 b, %8, 0x40000; "
-          "setp.ne.u32 q, b, 0; and.b32 b, %8, 0x20000; setp.ne.u32 r, b, 0; "
+          "{ .reg .pred p, q, r; .reg .u32 b; and.b32 b, %8, 0x800000; setp.ne.u32 p, b, 0; and.b32 b, %8, 0x400000; "
+          "setp.ne.u32 q, b, 0; and.b32 b, %8, 0x200000; setp.ne.u32 r, b, 0; "
           "@p bra.uni second; @q bra.uni one; @r bra.uni z1; add.u32 %0, %0, %9; bra.uni done; "
           "z1: add.u32 %1, %1, %9; bra.uni done; one: @r bra.uni o1; add.u32 %2, %2, %9; bra.uni done; "
           "o1: add.u32 %3, %3, %9; bra.uni done; second: @q bra.uni three; @r bra.uni t1; add.u32 %4, %4, %9; "
@@ -109,7 +110,8 @@ class StreamPair {
     }
   }
   static constexpr std::uint32_t kNoException = 0xFFFFFFFF;
-  static constexpr std::uint32_t kGroupOfException = 1u << 25;
+  // No entry of a group or of one before is as large, every later one and kNoException are.
+  static __device__ __forceinline__ std::uint32_t limit(std::uint32_t group) { return ((group + 1) << 29) - 1; }
 
  private:
   static __device__ __forceinline__ std::uint32_t table_entry(std::uint32_t window, std::uint32_t lane4) {
@@ -127,23 +129,23 @@ class StreamPair {
       asm volatile(
           "{ .reg .pred p; .reg .u32 q; lop3.b32 q, %4, %5, 32, 0x28; setp.ne.u32 p, q, 0; @p mad.lo.u32 %0, %1, %6, "
           "0; "
-          "@p mad.lo.u32 %1, %7, %6, 0; @p ld.shared.u32 %2, [%3]; @p mad.lo.u32 %3, %6, 4, %3; }"
+          "@p mad.lo.u32 %1, %7, %6, 0; @p ld.shared.u32 %2, [%3 + 8]; @p mad.lo.u32 %3, %6, 4, %3; }"
           : "+r"(low_[t]), "+r"(high_[t]), "+r"(next_[t]), "+r"(at_[t])
           : "r"(position_[t]), "r"(before), "r"(one), "r"(coming));
     } else {
       asm volatile(
           "{ .reg .pred p; .reg .u32 q; lop3.b32 q, %4, %5, 32, 0x28; setp.ne.u32 p, q, 0; @p mad.lo.u32 %0, %1, %6, "
           "0; "
-          "@p mad.lo.u32 %1, %7, %6, 0; @p ld.shared.u32 %2, [%3]; @p mad.lo.u32 %3, %6, -4, %3; }"
+          "@p mad.lo.u32 %1, %7, %6, 0; @p ld.shared.u32 %2, [%3 + -12]; @p mad.lo.u32 %3, %6, -4, %3; }"
           : "+r"(low_[t]), "+r"(high_[t]), "+r"(next_[t]), "+r"(at_[t])
           : "r"(position_[t]), "r"(before), "r"(one), "r"(coming));
     }
   }
 
   std::uint32_t low_[2], high_[2];  // the window
-  std::uint32_t next_[2], at_[2];   // the word behind it, as it lies in memory, and the address of the one after that
+  std::uint32_t next_[2], at_[2];   // the word behind it, as it lies in memory, and an address near the one after that
   std::uint32_t position_[2];
-  std::uint32_t list_, list_end_, entry_;  // exceptions: addresses, and the entry to come
+  std::uint32_t list_, entry_;  // exceptions: the entry to come and its address
 };
 
 }  // namespace glyd::cuda

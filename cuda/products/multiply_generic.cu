@@ -185,7 +185,7 @@ cudaError_t multiply_generic(const Matrix& weights, const Partition& partition, 
 
 cudaError_t multiply_packed_generic(const ResidentMatrix& weights, const Partition& partition, const Activations& x,
                                     int tokens, float* partials, cudaStream_t stream) {
-  const int slot = static_cast<int>((weights.max_block_bytes + 127) / 128 * 128);
+  const int slot = static_cast<int>((weights.max_block_bytes + kResidentPad + 127) / 128 * 128);
   return multiply_generic(weights, partition, x, tokens, partials, slot, stream);
 }
 

@@ -123,9 +123,8 @@ struct PackedUnit {
   StreamPair streams;
 
   __device__ __forceinline__ void open(std::uint32_t block, int warp, int lane) {
-    // A tile that pads the last row group has no unit: what is decoded instead is never used.
-    const std::uint32_t offset = load_shared_u16(block + (warp & 3) * 2);
-    streams.open(block + (offset != 0 ? offset : kBlockHeaderBytes / 4) * 4, lane);
+    // For a tile that pads the last row group another is decoded, and never used.
+    streams.open(block, load_shared(block + (warp & 3) * 4), lane);
   }
   __device__ __forceinline__ void fragments(const uint4& raw, std::uint32_t limit, int lane, std::uint32_t lane4,
                                             std::uint32_t one, Fragments& a) {
@@ -193,7 +192,7 @@ __device__ __forceinline__ void run_block(Unit& unit, const Walk& walk, typename
 #pragma unroll
     for (int g = 0; g < kGroups; ++g) {
       const auto x = product.load(g);
-      unit.fragments(raw[g % kAhead], (g + 1) * StreamPair::kGroupOfException, lane, lane4, one, a[g & 1]);
+      unit.fragments(raw[g % kAhead], StreamPair::limit(g), lane, lane4, one, a[g & 1]);
       if (g + kAhead < kGroups) {
         raw[g % kAhead] = walk.load(g + kAhead);
       } else if (more) {
@@ -206,7 +205,7 @@ __device__ __forceinline__ void run_block(Unit& unit, const Walk& walk, typename
 #pragma unroll 1
     for (int g = 0; g < count; ++g) {
       const auto x = product.load(g);
-      unit.fragments(raw[0], (g + 1) * StreamPair::kGroupOfException, lane, lane4, one, a[0]);
+      unit.fragments(raw[0], StreamPair::limit(g), lane, lane4, one, a[0]);
       if (g + 1 < count) raw[0] = walk.load(g + 1);
       product.run(g, a[0], x);
       product.finish();

@@ -160,17 +160,34 @@ Bytes file_bytes_of(const Resident& r, const UnitGrid& grid) {
   Bytes streams, tile_sizes;
   std::uint32_t largest = 0;
   std::map<std::uint64_t, std::uint32_t> block_ends;  // words that a block's units reach to
+  const auto append = [&streams](std::uint32_t word) {
+    const auto* p = reinterpret_cast<const std::uint8_t*>(&word);
+    streams.insert(streams.end(), p, p + 4);
+  };
   for (std::uint64_t tile = 0; tile < grid.row_tiles(); ++tile) {
     const std::size_t tile_begin = streams.size();
     for (std::uint64_t block = 0; block < grid.col_blocks(); ++block) {
       const std::uint64_t index = tile / 4 * grid.col_blocks() + block;
       const std::uint8_t* const start =
           r.on_host(r.matrix.streams) + 16 * std::uint64_t{number_at<std::uint32_t>(offsets + 4 * index)};
-      const std::uint32_t place = number_at<std::uint16_t>(start + 2 * (tile % 4));
-      REQUIRE(place == (tile % 4 == 0 ? 4 : block_ends[index]));
-      const codec::UnitHeader header = codec::decode_unit_header(number_at<std::uint32_t>(start + 4 * place));
-      block_ends[index] = place + codec::unit_bytes(header) / 4;
-      streams.insert(streams.end(), start + 4 * place, start + 4 * block_ends[index]);
+      const cuda::TileWord word = cuda::decode_tile_word(number_at<std::uint32_t>(start + 4 * (tile % 4)));
+      const std::uint32_t before = tile % 4 == 0 ? 4 : block_ends[index];
+      REQUIRE(word.place >= before);
+      const std::uint32_t exceptions = word.place - before, starts_end = word.place + word.start_words();
+      REQUIRE(word.exceptions == (exceptions > 0));
+      codec::UnitHeader header{word.words, word.wide, exceptions, 0};
+      std::vector<std::uint32_t> list;
+      for (std::uint32_t i = 0; i < exceptions; ++i) {
+        const auto entry = number_at<std::uint32_t>(start + 4 * (word.place - 1 - i));
+        REQUIRE((entry >> 16 & 15) == (i + 1 == exceptions ? 1 : 0));
+        list.push_back(codec::exception_entry(entry >> 20, static_cast<std::uint16_t>(entry)));
+        header.group_mask |= 1u << (entry >> 29);
+      }
+      block_ends[index] = word.end();
+      append(codec::encode_unit_header(header));
+      streams.insert(streams.end(), start + 4 * word.place, start + 4 * starts_end);
+      for (const std::uint32_t entry : list) append(entry);
+      streams.insert(streams.end(), start + 4 * starts_end, start + 4 * word.end());
     }
     const auto words = static_cast<std::uint32_t>((streams.size() - tile_begin) / 4);
     const auto* p = reinterpret_cast<const std::uint8_t*>(&words);
@@ -181,10 +198,12 @@ Bytes file_bytes_of(const Resident& r, const UnitGrid& grid) {
     const std::uint32_t end = number_at<std::uint32_t>(offsets + 4 * index + 4);
     const std::uint8_t* const start = r.on_host(r.matrix.streams) + 16 * std::uint64_t{begin};
     const std::uint64_t tiles = std::min<std::uint64_t>(4, grid.row_tiles() - index / grid.col_blocks() * 4);
-    for (std::uint64_t i = tiles; i < 8; ++i) REQUIRE(number_at<std::uint16_t>(start + 2 * i) == 0);
+    for (std::uint64_t i = tiles; i < 4; ++i)
+      REQUIRE(number_at<std::uint32_t>(start + 4 * i) == number_at<std::uint32_t>(start));
     const std::uint32_t padding = (end - begin) * 16 - 4 * block_ends[index];
-    REQUIRE(padding >= cuda::kResidentPad);
-    REQUIRE(padding < cuda::kResidentPad + 16);
+    const std::uint32_t behind = index + 1 == groups * grid.col_blocks() ? 16 : 0;
+    REQUIRE(padding >= behind);
+    REQUIRE(padding < behind + 16);
     for (std::uint32_t i = 0; i < padding; ++i) REQUIRE(start[4 * block_ends[index] + i] == 0);
     largest = std::max(largest, (end - begin) * 16);
   }

@@ -6,7 +6,7 @@ namespace glyd::runner {
 namespace {
 
 constexpr std::uint64_t kSectionAlignment = 256;
-constexpr std::uint64_t kMostBlockOverhead = cuda::kBlockHeaderBytes + cuda::kResidentPad + 12;
+constexpr std::uint64_t kMostBlockOverhead = cuda::kBlockHeaderBytes + 12, kMostMatrixOverhead = 16;
 constexpr double kExpectedStreamBits = 2.78;  // a weight; units with their headers and exceptions
 
 constexpr std::uint64_t align_section(std::uint64_t n) {
@@ -38,7 +38,8 @@ std::uint64_t resident_bytes_upper_bound(std::int64_t rows, std::int64_t cols, s
   const cuda::ResidentMatrix m = shape(rows, cols);
   const std::uint64_t other = codec::section_offsets(m.grid(), 0, 0).streams;  // without the code section
   const std::uint64_t units = packed_file_bytes > other ? packed_file_bytes - other : 0;
-  return resident_bytes(rows, cols, units + kMostBlockOverhead * static_cast<std::uint64_t>(m.blocks())).total;
+  return resident_bytes(rows, cols, units + kMostBlockOverhead * static_cast<std::uint64_t>(m.blocks()) + kMostMatrixOverhead)
+      .total;
 }
 
 std::uint64_t resident_bytes_estimate(std::int64_t rows, std::int64_t cols) {
@@ -46,7 +47,7 @@ std::uint64_t resident_bytes_estimate(std::int64_t rows, std::int64_t cols) {
   const double units = kExpectedStreamBits / 8 * static_cast<double>(rows) * static_cast<double>(cols);
   return resident_bytes(
              rows, cols,
-             static_cast<std::uint64_t>(std::ceil(units)) + kMostBlockOverhead * static_cast<std::uint64_t>(m.blocks()))
+             static_cast<std::uint64_t>(std::ceil(units)) + kMostBlockOverhead * static_cast<std::uint64_t>(m.blocks()) + kMostMatrixOverhead)
       .total;
 }
 
