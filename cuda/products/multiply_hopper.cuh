@@ -305,8 +305,25 @@ __device__ void consume(const MultiplyArguments<Matrix>& args, std::uint32_t rin
 
 #endif
 
+// The producer's warp group has three warps that end at once. They are there because registers change hands between
+// warp groups only: all start with an equal share, the producers give most of theirs away.
+constexpr int starting_registers(int warp_groups) { return 65536 / (warp_groups * 128) / 8 * 8; }
+inline constexpr int kProducerRegisters = 40;
+template <int kColumns>
+inline constexpr int kConsumerRegisters =
+    (starting_registers(kMaxPassGroups<kColumns> + 1) * (kMaxPassGroups<kColumns> + 1) - kProducerRegisters) /
+    kMaxPassGroups<kColumns> / 8 * 8;
+template <int kCount>
+__device__ __forceinline__ void take_registers() {
+  asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(kCount));
+}
+template <int kCount>
+__device__ __forceinline__ void give_registers() {
+  asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(kCount));
+}
+
 template <class Matrix, int kColumns, bool kWarpGroup>
-__global__ void __launch_bounds__((kMaxPassGroups<kColumns> * 4 + 1) * 32, 1)
+__global__ void __launch_bounds__((kMaxPassGroups<kColumns> + 1) * 128, 1)
     multiply_kernel(const __grid_constant__ MultiplyArguments<Matrix> args) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
   const int warp = __shfl_sync(0xFFFFFFFF, threadIdx.x >> 5, 0), lane = threadIdx.x & 31;
@@ -316,7 +333,9 @@ __global__ void __launch_bounds__((kMaxPassGroups<kColumns> * 4 + 1) * 32, 1)
   const int begin = args.partition.first[blockIdx.x];
   const int end = args.partition.first[blockIdx.x + 1];
   if (begin == end) return;
-  if (warp == consumers) {
+  if (warp >= consumers) {
+    give_registers<kProducerRegisters>();
+    if (warp > consumers) return;
     if (lane < args.stages) {
       barrier_init(full + 8 * lane, 1);
       barrier_init(empty + 8 * lane, consumers);
@@ -325,9 +344,10 @@ __global__ void __launch_bounds__((kMaxPassGroups<kColumns> * 4 + 1) * 32, 1)
     __syncwarp();
     asm volatile("bar.arrive 1, %0;" ::"r"(consumers * 32 + 32) : "memory");
     produce<Matrix, kColumns>(args, ring, full, empty, begin, end, lane);
-    return;
+  } else {
+    take_registers<kConsumerRegisters<kColumns>>();
+    consume<Matrix, kColumns, kWarpGroup>(args, ring, full, empty, begin, end, warp, lane);
   }
-  consume<Matrix, kColumns, kWarpGroup>(args, ring, full, empty, begin, end, warp, lane);
 #else
   __trap();  // choose_kernels() takes these kernels for sm_90a alone
 #endif
@@ -363,7 +383,7 @@ cudaError_t launch_multiply(const Matrix& weights, const Partition& partition, c
     args.next = *next.weights;
     args.next_partition = *next.partition;
   }
-  return launch(kernel, dim3(partition.ctas), dim3((groups * 4 + 1) * 32), shared, stream, args);
+  return launch(kernel, dim3(partition.ctas), dim3((groups + 1) * 128), shared, stream, args);
 }
 
 template <class Matrix>
