@@ -43,6 +43,7 @@ __device__ __forceinline__ void copies_wait() {
 // acc += a * x, with activations from the cache.
 template <int kColumns>
 struct CachedProduct {
+  static constexpr int kFragments = 2;
   struct X {};
   float (&acc)[kColumns / 8][4];
   const std::uint8_t* x;  // the lane's part of the block's activations

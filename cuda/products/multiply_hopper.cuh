@@ -57,6 +57,10 @@ inline constexpr int kMaxStages = 4;
 template <class Matrix, int kColumns>
 inline constexpr int kGroupsAhead = (Source<Matrix>::kPacked ? 4 : 2) * (kColumns <= 16 ? 2 : 1);
 
+// How many groups' fragments a warp has beside each other at wgmma: as many as there are registers for.
+template <int kColumns>
+inline constexpr int kWgmmaFragments = 3;
+
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL) || !defined(__CUDA_ARCH__)
 
 // acc += a * x, a group of two k16 steps at a time, from a block's activations in shared memory.
@@ -65,6 +69,7 @@ struct BlockProduct;
 
 template <int kColumns>
 struct BlockProduct<kColumns, false> {
+  static constexpr int kFragments = 2;
   struct X {
     uint4 columns[kColumns / 8];
   };
@@ -92,6 +97,8 @@ struct BlockProduct<kColumns, false> {
 
 template <int kColumns>
 struct BlockProduct<kColumns, true> {
+  // Each lets a warp be one group further ahead of the slowest of its four.
+  static constexpr int kFragments = kWgmmaFragments<kColumns>;
   struct X {};
   float (&acc)[kColumns / 8][4];
   std::uint32_t x;
@@ -100,13 +107,13 @@ struct BlockProduct<kColumns, true> {
 
   __device__ __forceinline__ X load(int) const { return {}; }
   __device__ __forceinline__ void run(int g, const Fragments& a, const X&) {
-    const std::uint32_t at = x + g * (codec::kGroupCols * kColumns * 2);
+    const std::uint32_t b = wgmma_descriptor_low<kColumns>(x) + g * (codec::kGroupCols * kColumns * 2 / 16);
     wgmma_fence();
-    Wgmma<kColumns>::step(acc, a[0], wgmma_descriptor<kColumns>(at), fresh);
-    Wgmma<kColumns>::step(acc, a[1], wgmma_descriptor<kColumns>(at + 32 * kColumns), 1);
+    Wgmma<kColumns>::step(acc, a[0], wgmma_descriptor(b), fresh);
+    Wgmma<kColumns>::step(acc, a[1], wgmma_descriptor(b + 32 * kColumns / 16), 1);
     wgmma_commit();
     fresh = 1;
-    wgmma_wait<1>();  // the other fragments are free
+    wgmma_wait<kFragments - 1>();  // the next fragments are free
   }
   __device__ __forceinline__ void finish() { wgmma_wait<0>(); }
 };

@@ -180,25 +180,26 @@ __device__ __forceinline__ void fill_table(const std::uint32_t* table, std::uint
 // The groups of one block: decodes (or unpacks) a group, asks for the one kAhead groups on, which may be in the next
 // block (if there are `more`: loads behind the end would be the next kernel's loss), multiplies. `product` has
 // load(g), which fetches a group's activations (before the decoding, which hides the way), run(g, fragments,
-// activations), whose last two fragments stay as they are, and finish(). kAhead
+// activations), whose last kFragments fragments stay as they are, and finish(). kAhead
 // divides 8.
 template <int kAhead, class Unit, class Walk, class Product>
 __device__ __forceinline__ void run_block(Unit& unit, const Walk& walk, typename Walk::Raw (&raw)[kAhead], int count,
                                           bool more, int lane, std::uint32_t one, Product& product) {
   constexpr int kGroups = static_cast<int>(codec::kBlockGroups);
-  Fragments a[2];
+  Fragments a[Product::kFragments];
   const std::uint32_t lane4 = lane * 4;
   if (count == kGroups) {
 #pragma unroll
     for (int g = 0; g < kGroups; ++g) {
       const auto x = product.load(g);
-      unit.fragments(raw[g % kAhead], StreamPair::limit(g), lane, lane4, one, a[g & 1]);
+      unit.fragments(raw[g % kAhead], StreamPair::limit(g), lane, lane4, one,
+                     a[g % Product::kFragments]);
       if (g + kAhead < kGroups) {
         raw[g % kAhead] = walk.load(g + kAhead);
       } else if (more) {
         raw[g % kAhead] = walk.load_next(g + kAhead - kGroups);
       }
-      product.run(g, a[g & 1], x);
+      product.run(g, a[g % Product::kFragments], x);
     }
     product.finish();
   } else {  // the last block of a row
