@@ -250,11 +250,12 @@ __device__ void consume(const MultiplyArguments<Matrix>& args, std::uint32_t rin
   const int blocks = p.col_blocks();
   const int groups = static_cast<int>((p.cols + codec::kGroupCols - 1) / codec::kGroupCols);
   constexpr std::uint32_t kGroupX = codec::kGroupCols * kColumns * 2;
+  constexpr int kGroups = codec::kBlockGroups;
   const std::uint32_t stage_bytes = args.pass_groups * args.slot_bytes + codec::kBlockGroups * kGroupX;
   const int passes = (p.height + args.pass_groups - 1) / args.pass_groups;
   const std::uint32_t one = opaque_one();
-  int stage = 0;
-  std::uint32_t parity = 0;
+  // The stage to come: where it lies, its full barrier, and the parity of its turn.
+  std::uint32_t at = ring, filled = full, parity = 0;
 
   // The first weights are asked for before all else that a warp has to do; the table is there when they have come.
   typename Walk::Raw raw[kGroupsAhead<Matrix, kColumns>];
@@ -267,44 +268,41 @@ __device__ void consume(const MultiplyArguments<Matrix>& args, std::uint32_t rin
 
   for (int pass = 0; pass < passes; ++pass) {
     const int place = pass * args.pass_groups + (warp >> 2);  // of the row group in the step
-    int step_row = begin / blocks, block = begin % blocks;
-    Walk walk(args.weights, p, step_row, place, block, warp, lane);
-    int row_group = p.first_group(step_row) + place;
-    bool valid = place < p.groups_of(step_row);
-    if (pass > 0 && valid) load_first(walk, raw);
+    int step_row = begin / blocks;
+    Walk walk(args.weights, p, step_row, place, begin % blocks, warp, lane);
+    // From some row on, if not from the first, there may be no row group for these warps.
+    const int rows = place + 1 < p.height ? p.steps_down : place < p.height ? p.steps_down - p.low_rows() : 0;
+    const int last = min(end, rows * blocks);
+    if (pass > 0 && begin < last) load_first(walk, raw);
     float acc[kColumns / 8][4];
 #pragma unroll
     for (auto& column : acc) column[0] = column[1] = column[2] = column[3] = 0;
     int fresh = 0;
 
     for (int u = begin; u < end; ++u) {
-      barrier_wait(full + 8 * stage, parity);
-      if (valid) {
-        const std::uint32_t at = ring + stage * stage_bytes;
+      barrier_wait(filled, parity);
+      if (u < last) {
         const std::uint32_t x = at + args.pass_groups * args.slot_bytes;
         typename Source<Matrix>::Unit unit;
         unit.open(at + (warp >> 2) * args.slot_bytes, warp, lane);
-        const int count =
-            min(groups - block * static_cast<int>(codec::kBlockGroups), static_cast<int>(codec::kBlockGroups));
+        const int count = walk.block() + 1 < blocks ? kGroups : groups - (blocks - 1) * kGroups;
         BlockProduct<kColumns, kWarpGroup> product{acc, x, lane, fresh};
-        const bool more = u + 1 < end && (block + 1 < blocks || place < p.groups_of(step_row + 1));
-        run_block(unit, walk, raw, count, more, lane, one, product);
+        run_block(unit, walk, raw, count, u + 1 < last, lane, one, product);
         walk.step();
       }
       __syncwarp();
-      if (lane == 0) barrier_arrive(empty + 8 * stage);
-      if (++stage == args.stages) {
-        stage = 0;
+      if (lane == 0) barrier_arrive(filled + 8 * args.stages);
+      at += stage_bytes;
+      filled += 8;
+      if (filled == empty) {
+        at = ring;
+        filled = full;
         parity ^= 1;
       }
-      if (++block == blocks || u + 1 == end) {
-        if (valid) store_partials(p, args.partials, args.tokens, step_row, row_group, warp, lane, acc);
+      if (u < last && (walk.block() == 0 || u + 1 == end)) {
+        store_partials(p, args.partials, args.tokens, step_row, p.first_group(step_row) + place, warp, lane, acc);
         fresh = 0;
-        block = 0;
-        if (++step_row < p.steps_down) {
-          row_group = p.first_group(step_row) + place;
-          valid = place < p.groups_of(step_row);
-        }
+        step_row = walk.step_row();
       }
     }
   }

@@ -44,6 +44,9 @@ class PackedWalk {
     look_ahead();
   }
 
+  __device__ __forceinline__ int block() const { return block_; }
+  __device__ __forceinline__ int step_row() const { return step_row_; }
+
  private:
   static constexpr int kStride = kGroupTiles * codec::kGroupBytes;  // from a group of 32 columns to the next
   __device__ __forceinline__ void look_ahead() {
@@ -88,6 +91,9 @@ class PlainWalk {
     }
     look_ahead();
   }
+
+  __device__ __forceinline__ int block() const { return block_; }
+  __device__ __forceinline__ int step_row() const { return step_row_; }
 
  private:
   struct Rows {
