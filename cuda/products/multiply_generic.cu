@@ -129,7 +129,6 @@ __global__ void __launch_bounds__(kMaxGenericGroups<kColumns> * 128, 1)
         const int count = min(groups - first, static_cast<int>(codec::kBlockGroups));
         CachedProduct<kColumns> product{acc, x};
         run_block(unit, walk, raw, count, u + 1 < end, lane, one, product);
-        walk.step();
       }
       meet();  // the buffer may be filled again
       if (++block == blocks || u + 1 == end) {

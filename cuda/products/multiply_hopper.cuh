@@ -288,7 +288,6 @@ __device__ void consume(const MultiplyArguments<Matrix>& args, std::uint32_t rin
         const int count = walk.block() + 1 < blocks ? kGroups : groups - (blocks - 1) * kGroups;
         BlockProduct<kColumns, kWarpGroup> product{acc, x, lane, fresh};
         run_block(unit, walk, raw, count, u + 1 < last, lane, one, product);
-        walk.step();
       }
       __syncwarp();
       if (lane == 0) barrier_arrive(filled + 8 * args.stages);

@@ -14,8 +14,7 @@ __device__ __forceinline__ int row_group_behind(const Partition& p, int step_row
   return next < p.steps_down ? p.first_group(next) + (place < p.groups_of(next) ? place : 0) : 0;
 }
 
-// A walk along the weights of a warp's 16 rows: at a block of 256 columns, and where the next one is (behind the end:
-// somewhere harmless, since loads run ahead).
+// A walk along the weights of a warp's 16 rows, at the block of 256 columns that is asked for.
 class PackedWalk {
  public:
   using Raw = uint4;
@@ -31,17 +30,16 @@ class PackedWalk {
     base_ = m.sign_mantissa + (warp & 3) * codec::kGroupBytes + lane * 16;
     at_ = base_ + (p.first_group(step_row) + place_) * row_bytes_ +
           static_cast<std::int64_t>(block) * codec::kBlockGroups * kStride;
-    look_ahead();
   }
   __device__ __forceinline__ Raw load(int g) const { return load_streaming_16(at_ + g * kStride); }
-  __device__ __forceinline__ Raw load_next(int g) const { return load_streaming_16(next_ + g * kStride); }
   __device__ __forceinline__ void step() {
-    at_ = next_;
-    if (++block_ == blocks_) {
+    if (++block_ < blocks_) {
+      at_ += codec::kBlockGroups * kStride;
+    } else {
+      at_ = base_ + row_group_behind(p_, step_row_, place_) * row_bytes_;
       block_ = 0;
       ++step_row_;
     }
-    look_ahead();
   }
 
   __device__ __forceinline__ int block() const { return block_; }
@@ -49,18 +47,11 @@ class PackedWalk {
 
  private:
   static constexpr int kStride = kGroupTiles * codec::kGroupBytes;  // from a group of 32 columns to the next
-  __device__ __forceinline__ void look_ahead() {
-    if (block_ + 1 < blocks_) {
-      next_ = at_ + codec::kBlockGroups * kStride;
-    } else {
-      next_ = base_ + row_group_behind(p_, step_row_, place_) * row_bytes_;
-    }
-  }
 
   const Partition& p_;
   std::int64_t row_bytes_;
   int blocks_, block_, step_row_, place_;
-  const std::uint8_t *base_, *at_, *next_;
+  const std::uint8_t *base_, *at_;
 };
 
 class PlainWalk {
@@ -79,17 +70,19 @@ class PlainWalk {
         row_((warp & 3) * 16 + (lane >> 2)),
         column_((lane & 3) * 8) {
     at_ = find(p.first_group(step_row) + place_, block);
-    look_ahead();
   }
-  __device__ __forceinline__ Raw load(int g) const { return load_from(at_, g); }
-  __device__ __forceinline__ Raw load_next(int g) const { return load_from(next_, g); }
+  __device__ __forceinline__ Raw load(int g) const {
+    return {load_streaming_16(at_.upper + g * static_cast<int>(codec::kGroupCols)),
+            load_streaming_16(at_.lower + g * static_cast<int>(codec::kGroupCols))};
+  }
   __device__ __forceinline__ void step() {
-    at_ = next_;
-    if (++block_ == blocks_) {
+    if (++block_ < blocks_) {
+      at_ = {at_.upper + codec::kBlockCols, at_.lower + codec::kBlockCols};
+    } else {
+      at_ = find(row_group_behind(p_, step_row_, place_), 0);
       block_ = 0;
       ++step_row_;
     }
-    look_ahead();
   }
 
   __device__ __forceinline__ int block() const { return block_; }
@@ -106,22 +99,11 @@ class PlainWalk {
     return {m_.data + (first < last ? first : last) * m_.stride + offset,
             m_.data + (first + 8 < last ? first + 8 : last) * m_.stride + offset};
   }
-  __device__ __forceinline__ void look_ahead() {
-    if (block_ + 1 < blocks_) {
-      next_ = {at_.upper + codec::kBlockCols, at_.lower + codec::kBlockCols};
-    } else {
-      next_ = find(row_group_behind(p_, step_row_, place_), 0);
-    }
-  }
-  static __device__ __forceinline__ Raw load_from(const Rows& rows, int g) {
-    return {load_streaming_16(rows.upper + g * static_cast<int>(codec::kGroupCols)),
-            load_streaming_16(rows.lower + g * static_cast<int>(codec::kGroupCols))};
-  }
 
   const PlainMatrix& m_;
   const Partition& p_;
   int blocks_, block_, step_row_, place_, row_, column_;
-  Rows at_, next_;
+  Rows at_;
 };
 
 // What stands between raw bytes and fragments.
@@ -184,12 +166,13 @@ __device__ __forceinline__ void fill_table(const std::uint32_t* table, std::uint
 }
 
 // The groups of one block: decodes (or unpacks) a group, asks for the one kAhead groups on, which may be in the next
-// block (if there are `more`: loads behind the end would be the next kernel's loss), multiplies. `product` has
+// block (if there are `more`: loads behind the end would be the next kernel's loss) and to which the walk steps on the
+// way, multiplies. `product` has
 // load(g), which fetches a group's activations (before the decoding, which hides the way), run(g, fragments,
 // activations), whose last kFragments fragments stay as they are, and finish(). kAhead
 // divides 8.
 template <int kAhead, class Unit, class Walk, class Product>
-__device__ __forceinline__ void run_block(Unit& unit, const Walk& walk, typename Walk::Raw (&raw)[kAhead], int count,
+__device__ __forceinline__ void run_block(Unit& unit, Walk& walk, typename Walk::Raw (&raw)[kAhead], int count,
                                           bool more, int lane, std::uint32_t one, Product& product) {
   constexpr int kGroups = static_cast<int>(codec::kBlockGroups);
   Fragments a[Product::kFragments];
@@ -200,11 +183,8 @@ __device__ __forceinline__ void run_block(Unit& unit, const Walk& walk, typename
       const auto x = product.load(g);
       unit.fragments(raw[g % kAhead], StreamPair::limit(g), lane, lane4, one,
                      a[g % Product::kFragments]);
-      if (g + kAhead < kGroups) {
-        raw[g % kAhead] = walk.load(g + kAhead);
-      } else if (more) {
-        raw[g % kAhead] = walk.load_next(g + kAhead - kGroups);
-      }
+      if (g + kAhead == kGroups) walk.step();
+      if (g + kAhead < kGroups || more) raw[g % kAhead] = walk.load((g + kAhead) % kGroups);
       product.run(g, a[g % Product::kFragments], x);
     }
     product.finish();
@@ -217,9 +197,10 @@ __device__ __forceinline__ void run_block(Unit& unit, const Walk& walk, typename
       product.run(g, a[0], x);
       product.finish();
     }
+    walk.step();
     if (more) {
 #pragma unroll
-      for (int i = 0; i < kAhead; ++i) raw[i] = walk.load_next(i);
+      for (int i = 0; i < kAhead; ++i) raw[i] = walk.load(i);
     }
   }
 }
