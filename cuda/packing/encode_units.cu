@@ -185,16 +185,18 @@ __device__ __forceinline__ void write_weights(const LaneSource& source, std::uin
                                                                                               woven[2], woven[3]};
     if (!__any_sync(~0u, exceptions != 0)) continue;
     const std::uint32_t count = __popc(exceptions), end = sum_to_lane(count, lane);
+    const std::uint32_t group_end = written + __shfl_sync(~0u, end, 31);
     std::uint32_t number = written + end - count;
 #pragma unroll
     for (int byte = 0; byte < 16; ++byte) {
       if ((exceptions >> byte & 1) == 0) continue;
       const std::uint32_t pair = byte & 2 ? b.pairs[byte / 4] : a.pairs[byte / 4];
       ++number;
-      *(list - number) = resident_exception(group * codec::kGroupBytes + lane * 16 + byte,
-                                            pair >> (byte % 2 * 16) & 0xFFFF, number == count_all);
+      *(list - number) =
+          resident_exception(group * codec::kGroupBytes + lane * 16 + byte, pair >> (byte % 2 * 16) & 0xFFFF,
+                             number == count_all, number < group_end);
     }
-    written += __shfl_sync(~0u, end, 31);
+    written = group_end;
   }
 }
 

@@ -60,9 +60,10 @@ HostResident gather_reference(std::span<const std::byte> packed, int repeat) {
         }
         const std::uint8_t* from = units[group * kGroupTiles + i][block];
         const codec::UnitHeader h = codec::decode_unit_header(word_at(from));
+        std::vector<std::uint32_t> list(h.exceptions);
+        if (!list.empty()) std::memcpy(list.data(), from + codec::exceptions_offset(h), 4 * list.size());
         for (std::uint32_t e = h.exceptions; e-- > 0;) {
-          const std::uint32_t entry = word_at(from + codec::exceptions_offset(h) + 4 * e);
-          const std::uint32_t turned = resident_exception(entry >> 16, entry & 0xFFFF, e + 1 == h.exceptions);
+          const std::uint32_t turned = resident_exception(list.data(), e, h.exceptions);
           const auto* p = reinterpret_cast<const std::uint8_t*>(&turned);
           out.streams.insert(out.streams.end(), p, p + 4);
         }

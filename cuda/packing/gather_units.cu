@@ -37,8 +37,7 @@ __global__ void __launch_bounds__(kWarps * 32)
   if (lane < start_words) to_starts[lane] = unit[1 + lane];
   const std::uint32_t* const list = unit + codec::exceptions_offset(header) / 4;
   for (std::uint32_t i = lane; i < header.exceptions; i += 32)
-    to_starts[-1 - static_cast<std::int32_t>(i)] =
-        resident_exception(list[i] >> 16, list[i] & 0xFFFF, i + 1 == header.exceptions);
+    to_starts[-1 - static_cast<std::int32_t>(i)] = resident_exception(list, i, header.exceptions);
   const std::uint32_t* const bits = unit + codec::bits_offset(header) / 4;
 #pragma unroll 4
   for (std::uint32_t i = lane; i < header.words; i += 32) to_starts[start_words + i] = bits[i];

@@ -44,10 +44,17 @@ constexpr TileWord decode_tile_word(std::uint32_t word) {
   return {word >> 2 & 0x7FFF, word >> 17, (word & 1) != 0, (word & 2) != 0};
 }
 
-// An entry of the list of exceptions: its position from bit 20 on, bit 16 set in a unit's last one, the weight. None is
-// 0xFFFFFFFF.
-constexpr std::uint32_t resident_exception(std::uint32_t position, std::uint32_t weight, bool last) {
-  return position << 20 | static_cast<std::uint32_t>(last) << 16 | weight;
+// An entry of the list of exceptions: its position from bit 20 on, the weight, bit 16 set in a unit's last one, and bit
+// 17 where the next one is in the same group (so that a kernel need not wait for that one to know). None is 0xFFFFFFFF.
+constexpr std::uint32_t resident_exception(std::uint32_t position, std::uint32_t weight, bool last,
+                                           bool group_goes_on) {
+  return position << 20 | static_cast<std::uint32_t>(group_goes_on) << 17 | static_cast<std::uint32_t>(last) << 16 |
+         weight;
+}
+// The same from a file's list of `count` entries.
+constexpr std::uint32_t resident_exception(const std::uint32_t* list, std::uint32_t i, std::uint32_t count) {
+  const bool last = i + 1 == count;
+  return resident_exception(list[i] >> 16, list[i] & 0xFFFF, last, !last && list[i + 1] >> 25 == list[i] >> 25);
 }
 // Words of a unit that has `unit_bytes` in the file: all but its header.
 constexpr std::uint32_t resident_unit_words(const codec::UnitHeader& h) { return codec::unit_bytes(h) / 4 - 1; }

@@ -89,8 +89,11 @@ class StreamPair {
   // Puts the listed weights of a group in their places, where the streams have left +0. The list is in the order of
   // groups, lanes, bytes; it is the same for all lanes. `limit`: that of the group.
   __device__ __forceinline__ void patch(std::uint32_t limit, std::uint32_t lane, Fragments& a) {
-    while (entry_ < limit) {
-      const std::uint32_t entry = entry_;
+    if (entry_ >= limit) return;
+    std::uint32_t entry;  // a copy, and the compiler may not know it
+    asm volatile("mov.b32 %0, %1;" : "=r"(entry) : "r"(entry_));
+#pragma unroll 1
+    for (;;) {
       list_ -= 4;
       entry_ = (entry & 0x10000) != 0 ? kNoException : load_shared(list_);
       const std::uint32_t weight = (entry & 0x100000) != 0 ? entry << 16 : entry & 0xFFFF;
@@ -107,6 +110,8 @@ class StreamPair {
           : "+r"(a[0][0]), "+r"(a[0][1]), "+r"(a[0][2]), "+r"(a[0][3]), "+r"(a[1][0]), "+r"(a[1][1]), "+r"(a[1][2]),
             "+r"(a[1][3])
           : "r"(entry), "r"(mine));
+      if ((entry & 0x20000) == 0) break;
+      entry = load_shared(list_);  // not entry_: then all would wait for that one before they leave the loop
     }
   }
   static constexpr std::uint32_t kNoException = 0xFFFFFFFF;

@@ -179,7 +179,13 @@ Bytes file_bytes_of(const Resident& r, const UnitGrid& grid) {
       std::vector<std::uint32_t> list;
       for (std::uint32_t i = 0; i < exceptions; ++i) {
         const auto entry = number_at<std::uint32_t>(start + 4 * (word.place - 1 - i));
-        REQUIRE((entry >> 16 & 15) == (i + 1 == exceptions ? 1 : 0));
+        REQUIRE((entry >> 16 & 1) == (i + 1 == exceptions ? 1 : 0));
+        if (i > 0) {
+          const auto before = number_at<std::uint32_t>(start + 4 * (word.place - i));
+          REQUIRE((before >> 17 & 1) == (before >> 29 == entry >> 29 ? 1 : 0));
+        }
+        REQUIRE((entry >> 18 & 3) == 0);
+        REQUIRE(((entry >> 16 & 3) != 3));
         list.push_back(codec::exception_entry(entry >> 20, static_cast<std::uint16_t>(entry)));
         header.group_mask |= 1u << (entry >> 29);
       }
