@@ -39,6 +39,17 @@ __device__ __forceinline__ uint4 load_streaming_16(const void* p) {
   return v;
 }
 
+// Copies of 16 bytes to shared memory that a thread does not wait for, in groups that end in their order.
+__device__ __forceinline__ void copy_async_16(std::uint32_t to, const void* from) {
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(from) : "memory");
+}
+__device__ __forceinline__ void copies_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+// Blocks until at most kPending groups are under way.
+template <int kPending>
+__device__ __forceinline__ void copies_wait() {
+  asm volatile("cp.async.wait_group %0;" ::"n"(kPending) : "memory");
+}
+
 // Each bit from a where the mask has 1, from b elsewhere.
 __device__ __forceinline__ std::uint32_t select_bits(std::uint32_t a, std::uint32_t b, std::uint32_t mask) {
   std::uint32_t d;

@@ -31,15 +31,6 @@ inline constexpr int kMaxGenericGroups = kColumns <= 16   ? 7
                                          : kColumns <= 64 ? 4
                                                           : 2;
 
-__device__ __forceinline__ void copy_async_16(std::uint32_t to, const void* from) {
-  asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(from) : "memory");
-}
-__device__ __forceinline__ void copies_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
-template <int kPending>
-__device__ __forceinline__ void copies_wait() {
-  asm volatile("cp.async.wait_group %0;" ::"n"(kPending) : "memory");
-}
-
 // acc += a * x, with activations from the cache.
 template <int kColumns>
 struct CachedProduct {
@@ -109,7 +100,8 @@ __global__ void __launch_bounds__(kMaxGenericGroups<kColumns> * 128, 1)
     };
     fetch(begin);
     Walk walk(args.weights, p, step_row, place, block, warp, lane);
-    typename Walk::Raw raw[2] = {walk.load(0), walk.load(1)};
+    RegisterQueue<Walk, 2> queue;
+    queue.fill(walk);
     float acc[kColumns / 8][4];
 #pragma unroll
     for (auto& column : acc) column[0] = column[1] = column[2] = column[3] = 0;
@@ -128,7 +120,7 @@ __global__ void __launch_bounds__(kMaxGenericGroups<kColumns> * 128, 1)
         const int first = block * static_cast<int>(codec::kBlockGroups);
         const int count = min(groups - first, static_cast<int>(codec::kBlockGroups));
         CachedProduct<kColumns> product{acc, x};
-        run_block(unit, walk, raw, count, u + 1 < end, lane, one, product);
+        run_block<false>(unit, walk, queue, count, u + 1 < end, lane, one, product);
       }
       meet();  // the buffer may be filled again
       if (++block == blocks || u + 1 == end) {

@@ -21,6 +21,7 @@
 // CPU reference: src/runner/cpu/matmul.h (in another order of additions).
 
 #include <cstdint>
+#include <type_traits>
 
 #include "cuda/common/launch.h"
 #include "cuda/products/products.h"
@@ -38,7 +39,7 @@ struct MultiplyArguments {
   int tokens;
   int slot_bytes;  // of a block of streams in a stage; 0: plain weights
   int stages;
-  int pass_groups;  // row groups of a pass
+  int pass_groups;      // row groups of a pass
   ResidentMatrix next;  // the product behind this one; streams are null where there is none to be asked for
   Partition next_partition;
 };
@@ -51,24 +52,41 @@ inline constexpr int kMaxPassGroups = kColumns <= 32   ? 5
 
 inline constexpr int kMaxStages = 4;
 
-// How many groups of 32 columns ahead a warp asks for its weights. Packed ones come in small pieces, 512 bytes a warp
-// and group, and wait longest on memory; plain ones take twice the registers a group, which the accumulators of many
-// columns need too.
+// From how many columns on packed weights wait in shared memory (SharedQueue) and not in registers. From 32 on only
+// where every block is whole; with more than 64 there is no room beside two stages.
+inline constexpr int kSharedFrom = 8;
+template <class Matrix, int kColumns, bool kWhole>
+inline constexpr bool kQueueIsShared = Source<Matrix>::kPacked&& kColumns >= kSharedFrom&& kColumns <= 64 &&
+                                       (kWhole || kColumns <= 16);
+
+// How many groups of 32 columns of weights a warp has room for. Shared memory for 8 leaves two stages at 8 columns, and
+// not always so many at more.
 template <class Matrix, int kColumns>
-inline constexpr int kGroupsAhead = (Source<Matrix>::kPacked ? 4 : 2) * (kColumns <= 16 ? 2 : 1);
+inline constexpr int kGroupsAhead = !Source<Matrix>::kPacked                                ? (kColumns <= 16 ? 4 : 2)
+                                    : kColumns == 8 || (kColumns == 16 && kSharedFrom > 16) ? 8
+                                                                                            : 4;
+template <class Matrix, int kColumns, bool kWhole>
+using QueueFor = std::conditional_t<kQueueIsShared<Matrix, kColumns, kWhole>,
+                                    SharedQueue<PackedWalk, kGroupsAhead<Matrix, kColumns>>,
+                                    RegisterQueue<typename Source<Matrix>::Walk, kGroupsAhead<Matrix, kColumns>>>;
+template <class Matrix, int kColumns, bool kWhole>
+inline constexpr std::uint32_t kQueueBytes =
+    kQueueIsShared<Matrix, kColumns, kWhole> ? kGroupsAhead<Matrix, kColumns>* codec::kGroupBytes : 0;
 
 // How many groups' fragments a warp has beside each other at wgmma: as many as there are registers for.
-template <int kColumns>
-inline constexpr int kWgmmaFragments = 3;
+template <class Matrix, int kColumns, bool kWhole>
+inline constexpr int kWgmmaFragments = !Source<Matrix>::kPacked                   ? 2
+                                       : kQueueIsShared<Matrix, kColumns, kWhole> ? 4
+                                                                                  : 3;
 
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL) || !defined(__CUDA_ARCH__)
 
 // acc += a * x, a group of two k16 steps at a time, from a block's activations in shared memory.
-template <int kColumns, bool kWarpGroup>
+template <int kColumns, bool kWarpGroup, int kBuffers>
 struct BlockProduct;
 
-template <int kColumns>
-struct BlockProduct<kColumns, false> {
+template <int kColumns, int kBuffers>
+struct BlockProduct<kColumns, false, kBuffers> {
   static constexpr int kFragments = 2;
   struct X {
     uint4 columns[kColumns / 8];
@@ -95,10 +113,10 @@ struct BlockProduct<kColumns, false> {
   __device__ __forceinline__ void finish() {}
 };
 
-template <int kColumns>
-struct BlockProduct<kColumns, true> {
+template <int kColumns, int kBuffers>
+struct BlockProduct<kColumns, true, kBuffers> {
   // Each lets a warp be one group further ahead of the slowest of its four.
-  static constexpr int kFragments = kWgmmaFragments<kColumns>;
+  static constexpr int kFragments = kBuffers;
   struct X {};
   float (&acc)[kColumns / 8][4];
   std::uint32_t x;
@@ -135,8 +153,9 @@ __device__ __forceinline__ void ask_for_next(const MultiplyArguments<Matrix>& ar
     const std::int64_t group = p.first_group(row) + lane;
     const std::uint32_t* offset = args.next.block_offsets + group * blocks + block;
     const int first_col = block * static_cast<int>(codec::kBlockGroups);
-    bulk_prefetch(args.next.sign_mantissa + (group * col_groups + first_col) * (kGroupTiles * codec::kGroupBytes),
-                  min(col_groups - first_col, static_cast<int>(codec::kBlockGroups)) * (kGroupTiles * codec::kGroupBytes));
+    bulk_prefetch(
+        args.next.sign_mantissa + (group * col_groups + first_col) * (kGroupTiles * codec::kGroupBytes),
+        min(col_groups - first_col, static_cast<int>(codec::kBlockGroups)) * (kGroupTiles * codec::kGroupBytes));
     const std::uint32_t begin = offset[0], end = offset[1];
     bulk_prefetch(args.next.streams + std::int64_t{begin} * 16, (end - begin) * 16);
   }
@@ -236,16 +255,11 @@ __device__ void produce(const MultiplyArguments<Matrix>& args, std::uint32_t rin
   }
 }
 
-template <class Walk, int kAhead>
-__device__ __forceinline__ void load_first(const Walk& walk, typename Walk::Raw (&raw)[kAhead]) {
-#pragma unroll
-  for (int i = 0; i < kAhead; ++i) raw[i] = walk.load(i);
-}
-
-template <class Matrix, int kColumns, bool kWarpGroup>
-__device__ void consume(const MultiplyArguments<Matrix>& args, std::uint32_t ring, std::uint32_t full,
-                        std::uint32_t empty, int begin, int end, int warp, int lane) {
+template <class Matrix, int kColumns, bool kWarpGroup, bool kWhole>
+__device__ void consume(const MultiplyArguments<Matrix>& args, std::uint32_t queues, std::uint32_t ring,
+                        std::uint32_t full, std::uint32_t empty, int begin, int end, int warp, int lane) {
   using Walk = typename Source<Matrix>::Walk;
+  using Queue = QueueFor<Matrix, kColumns, kWhole>;
   const Partition& p = args.partition;
   const int blocks = p.col_blocks();
   const int groups = static_cast<int>((p.cols + codec::kGroupCols - 1) / codec::kGroupCols);
@@ -258,11 +272,12 @@ __device__ void consume(const MultiplyArguments<Matrix>& args, std::uint32_t rin
   std::uint32_t at = ring, filled = full, parity = 0;
 
   // The first weights are asked for before all else that a warp has to do; the table is there when they have come.
-  typename Walk::Raw raw[kGroupsAhead<Matrix, kColumns>];
+  Queue queue;
+  if constexpr (kQueueBytes<Matrix, kColumns, kWhole> != 0) queue.at = queues + warp * Queue::kBytes + lane * 16;
   std::uint32_t entry = 0;
   if constexpr (Source<Matrix>::kPacked) entry = first_table_entry(args.weights.table, warp, lane);
   if ((warp >> 2) < p.groups_of(begin / blocks))
-    load_first(Walk(args.weights, p, begin / blocks, warp >> 2, begin % blocks, warp, lane), raw);
+    queue.fill(Walk(args.weights, p, begin / blocks, warp >> 2, begin % blocks, warp, lane));
   if constexpr (Source<Matrix>::kPacked) fill_table(args.weights.table, entry, warp, args.pass_groups * 4, lane);
   asm volatile("bar.sync 1, %0;" ::"r"(args.pass_groups * 128 + 32) : "memory");
 
@@ -273,7 +288,7 @@ __device__ void consume(const MultiplyArguments<Matrix>& args, std::uint32_t rin
     // From some row on, if not from the first, there may be no row group for these warps.
     const int rows = place + 1 < p.height ? p.steps_down : place < p.height ? p.steps_down - p.low_rows() : 0;
     const int last = min(end, rows * blocks);
-    if (pass > 0 && begin < last) load_first(walk, raw);
+    if (pass > 0 && begin < last) queue.fill(walk);
     float acc[kColumns / 8][4];
 #pragma unroll
     for (auto& column : acc) column[0] = column[1] = column[2] = column[3] = 0;
@@ -286,8 +301,8 @@ __device__ void consume(const MultiplyArguments<Matrix>& args, std::uint32_t rin
         typename Source<Matrix>::Unit unit;
         unit.open(at + (warp >> 2) * args.slot_bytes, warp, lane);
         const int count = walk.block() + 1 < blocks ? kGroups : groups - (blocks - 1) * kGroups;
-        BlockProduct<kColumns, kWarpGroup> product{acc, x, lane, fresh};
-        run_block(unit, walk, raw, count, u + 1 < last, lane, one, product);
+        BlockProduct<kColumns, kWarpGroup, kWgmmaFragments<Matrix, kColumns, kWhole>> product{acc, x, lane, fresh};
+        run_block<kWhole>(unit, walk, queue, count, u + 1 < last, lane, one, product);
       }
       __syncwarp();
       if (lane == 0) barrier_arrive(filled + 8 * args.stages);
@@ -326,14 +341,15 @@ __device__ __forceinline__ void give_registers() {
   asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(kCount));
 }
 
-template <class Matrix, int kColumns, bool kWarpGroup>
+template <class Matrix, int kColumns, bool kWarpGroup, bool kWhole>
 __global__ void __launch_bounds__((kMaxPassGroups<kColumns> + 1) * 128, 1)
     multiply_kernel(const __grid_constant__ MultiplyArguments<Matrix> args) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
   const int warp = __shfl_sync(0xFFFFFFFF, threadIdx.x >> 5, 0), lane = threadIdx.x & 31;
   const int consumers = args.pass_groups * 4;
   const std::uint32_t bars = shared_address(shared_memory) + (Source<Matrix>::kPacked ? kTableBytes : 0);
-  const std::uint32_t full = bars, empty = bars + 8 * args.stages, ring = bars + 128;
+  const std::uint32_t full = bars, empty = bars + 8 * args.stages;
+  const std::uint32_t ring = bars + 128 + consumers * kQueueBytes<Matrix, kColumns, kWhole>;
   const int begin = args.partition.first[blockIdx.x];
   const int end = args.partition.first[blockIdx.x + 1];
   if (begin == end) return;
@@ -350,7 +366,7 @@ __global__ void __launch_bounds__((kMaxPassGroups<kColumns> + 1) * 128, 1)
     produce<Matrix, kColumns>(args, ring, full, empty, begin, end, lane);
   } else {
     take_registers<kConsumerRegisters<kColumns>>();
-    consume<Matrix, kColumns, kWarpGroup>(args, ring, full, empty, begin, end, warp, lane);
+    consume<Matrix, kColumns, kWarpGroup, kWhole>(args, bars + 128, ring, full, empty, begin, end, warp, lane);
   }
 #else
   __trap();  // choose_kernels() takes these kernels for sm_90a alone
@@ -358,23 +374,24 @@ __global__ void __launch_bounds__((kMaxPassGroups<kColumns> + 1) * 128, 1)
 }
 
 // Sizes and launches one instance.
-template <class Matrix, int kColumns, bool kWarpGroup>
+template <class Matrix, int kColumns, bool kWarpGroup, bool kWhole = false>
 cudaError_t launch_multiply(const Matrix& weights, const Partition& partition, const Activations& x, int tokens,
                             float* partials, std::uint32_t slot_bytes, cudaStream_t stream, const Following& next) {
   constexpr std::uint32_t kShared = 227 * 1024;
   constexpr std::uint32_t kX = codec::kBlockCols * kColumns * 2;
-  const std::uint32_t fixed = (Source<Matrix>::kPacked ? kTableBytes : 0) + 128;
+  std::uint32_t fixed = 0;
   const int most = kMaxPassGroups<kColumns>;
   int passes = (partition.height + most - 1) / most, groups = 0, stages = 0;
   for (;; ++passes) {
     groups = (partition.height + passes - 1) / passes;
+    fixed = (Source<Matrix>::kPacked ? kTableBytes : 0) + 128 + groups * 4 * kQueueBytes<Matrix, kColumns, kWhole>;
     stages = static_cast<int>((kShared - fixed) / (groups * slot_bytes + kX));
     if (stages >= 2 || groups == 1) break;
   }
   if (stages < 1) return cudaErrorInvalidConfiguration;
   if (stages > kMaxStages) stages = kMaxStages;
   const std::size_t shared = fixed + static_cast<std::size_t>(stages) * (groups * slot_bytes + kX);
-  const auto kernel = multiply_kernel<Matrix, kColumns, kWarpGroup>;
+  const auto kernel = multiply_kernel<Matrix, kColumns, kWarpGroup, kWhole>;
   if (const cudaError_t error =
           cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(kShared));
       error != cudaSuccess)
@@ -395,6 +412,15 @@ cudaError_t multiply_hopper(const Matrix& weights, const Partition& partition, c
                             float* partials, std::uint32_t slot_bytes, cudaStream_t stream,
                             const Following& next = {}) {
   const bool group = x.layout == Layout::Wgmma;
+  if (group && partition.cols % codec::kBlockCols == 0) {
+    if (x.columns == 32)
+      return launch_multiply<Matrix, 32, true, true>(weights, partition, x, tokens, partials, slot_bytes, stream, next);
+    if (x.columns == 64)
+      return launch_multiply<Matrix, 64, true, true>(weights, partition, x, tokens, partials, slot_bytes, stream, next);
+    if (x.columns == 128)
+      return launch_multiply<Matrix, 128, true, true>(weights, partition, x, tokens, partials, slot_bytes, stream,
+                                                      next);
+  }
   if (x.columns == 8 && !group)
     return launch_multiply<Matrix, 8, false>(weights, partition, x, tokens, partials, slot_bytes, stream, next);
   if (x.columns == 16 && !group)

@@ -31,7 +31,8 @@ class PackedWalk {
     at_ = base_ + (p.first_group(step_row) + place_) * row_bytes_ +
           static_cast<std::int64_t>(block) * codec::kBlockGroups * kStride;
   }
-  __device__ __forceinline__ Raw load(int g) const { return load_streaming_16(at_ + g * kStride); }
+  __device__ __forceinline__ const void* address(int g) const { return at_ + g * kStride; }
+  __device__ __forceinline__ Raw load(int g) const { return load_streaming_16(address(g)); }
   __device__ __forceinline__ void step() {
     if (++block_ < blocks_) {
       at_ += codec::kBlockGroups * kStride;
@@ -165,26 +166,87 @@ __device__ __forceinline__ void fill_table(const std::uint32_t* table, std::uint
   }
 }
 
-// The groups of one block: decodes (or unpacks) a group, asks for the one kAhead groups on, which may be in the next
-// block (if there are `more`: loads behind the end would be the next kernel's loss) and to which the walk steps on the
-// way, multiplies. `product` has
-// load(g), which fetches a group's activations (before the decoding, which hides the way), run(g, fragments,
-// activations), whose last kFragments fragments stay as they are, and finish(). kAhead
+// A warp's weights that are under way, in registers for kAhead groups. The compiler has one scoreboard for all such
+// loads, so a warp that waits for one of them waits for all. So they are asked for in batches of half the registers,
+// each right behind the first use of the batch before.
+template <class Walk, int kAhead>
+struct RegisterQueue {
+  static constexpr int kBatch = kAhead / 2, kStepsAt = static_cast<int>(codec::kBlockGroups) - kBatch;
+  typename Walk::Raw raw[kAhead];
+
+  __device__ __forceinline__ void fill(const Walk& walk) {
+#pragma unroll
+    for (int i = 0; i < kBatch; ++i) raw[i] = walk.load(i);
+  }
+  __device__ __forceinline__ typename Walk::Raw take(int g) const { return raw[g % kAhead]; }
+  __device__ __forceinline__ void ask(int g, const Walk& walk, bool more) {
+    constexpr int kGroups = static_cast<int>(codec::kBlockGroups);
+    if (g % kBatch != 0) return;
+#pragma unroll
+    for (int i = g + kBatch; i < g + 2 * kBatch; ++i)
+      if (i < kGroups || more) raw[i % kAhead] = walk.load(i % kGroups);
+  }
+  // In a block of fewer groups, of which only the first has been asked for.
+  __device__ __forceinline__ typename Walk::Raw take_slowly(int g, int count, const Walk& walk) {
+    const typename Walk::Raw out = raw[0];
+    if (g + 1 < count) raw[0] = walk.load(g + 1);
+    return out;
+  }
+};
+
+// The same in shared memory, where the copies end in their order: a warp waits for the oldest only, has its registers
+// free, and pays with shared memory's time.
+template <class Walk, int kAhead>
+struct SharedQueue {
+  static constexpr int kStepsAt = static_cast<int>(codec::kBlockGroups) - kAhead;
+  static constexpr std::uint32_t kBytes = kAhead * codec::kGroupBytes;  // of a warp
+  std::uint32_t at;                                                     // the lane's place in the first slot
+
+  __device__ __forceinline__ void fill(const Walk& walk) {
+    copies_wait<0>();
+#pragma unroll
+    for (int i = 0; i < kAhead; ++i) {
+      copy_async_16(at + i * codec::kGroupBytes, walk.address(i));
+      copies_commit();
+    }
+  }
+  __device__ __forceinline__ uint4 take(int g) const {
+    copies_wait<kAhead - 1>();
+    return load_shared_16(at + g % kAhead * codec::kGroupBytes);
+  }
+  __device__ __forceinline__ void ask(int g, const Walk& walk, bool more) {
+    constexpr int kGroups = static_cast<int>(codec::kBlockGroups);
+    if (g + kAhead < kGroups || more)
+      copy_async_16(at + g % kAhead * codec::kGroupBytes, walk.address((g + kAhead) % kGroups));
+    copies_commit();  // an empty group where nothing is wanted, so that their number says which is which
+  }
+  __device__ __forceinline__ uint4 take_slowly(int g, int, const Walk& walk) {
+    copies_wait<0>();
+    return g < kAhead ? load_shared_16(at + g * codec::kGroupBytes) : walk.load(g);
+  }
+};
+
+// kWhole: every block has 8 groups. (With the way for fewer, wgmma and the queue in shared memory do not go together:
+// ptxas then serializes wgmma.)
+//
+// The groups of one block: decodes (or unpacks) a group, asks for further ones, which may be in the next block (if
+// there are `more`: loads behind the end would be the next kernel's loss) and to which the walk steps on the way,
+// multiplies. `product` has load(g), which fetches a group's activations (before the decoding, which hides the way),
+// run(g, fragments, activations), whose last kFragments fragments stay as they are, and finish(). The queues' kAhead
 // divides 8.
-template <int kAhead, class Unit, class Walk, class Product>
-__device__ __forceinline__ void run_block(Unit& unit, Walk& walk, typename Walk::Raw (&raw)[kAhead], int count,
-                                          bool more, int lane, std::uint32_t one, Product& product) {
+template <bool kWhole, class Unit, class Walk, class Queue, class Product>
+__device__ __forceinline__ void run_block(Unit& unit, Walk& walk, Queue& queue, int count, bool more, int lane,
+                                          std::uint32_t one, Product& product) {
   constexpr int kGroups = static_cast<int>(codec::kBlockGroups);
   Fragments a[Product::kFragments];
   const std::uint32_t lane4 = lane * 4;
-  if (count == kGroups) {
+  if (kWhole || count == kGroups) {
 #pragma unroll
     for (int g = 0; g < kGroups; ++g) {
       const auto x = product.load(g);
-      unit.fragments(raw[g % kAhead], StreamPair::limit(g), lane, lane4, one,
-                     a[g % Product::kFragments]);
-      if (g + kAhead == kGroups) walk.step();
-      if (g + kAhead < kGroups || more) raw[g % kAhead] = walk.load((g + kAhead) % kGroups);
+      unit.fragments(queue.take(g), StreamPair::limit(g), lane, lane4, one, a[g % Product::kFragments]);
+      if (g == Queue::kStepsAt) walk.step();
+      queue.ask(g, walk, more);
       product.run(g, a[g % Product::kFragments], x);
     }
     product.finish();
@@ -192,16 +254,12 @@ __device__ __forceinline__ void run_block(Unit& unit, Walk& walk, typename Walk:
 #pragma unroll 1
     for (int g = 0; g < count; ++g) {
       const auto x = product.load(g);
-      unit.fragments(raw[0], StreamPair::limit(g), lane, lane4, one, a[0]);
-      if (g + 1 < count) raw[0] = walk.load(g + 1);
+      unit.fragments(queue.take_slowly(g, count, walk), StreamPair::limit(g), lane, lane4, one, a[0]);
       product.run(g, a[0], x);
       product.finish();
     }
     walk.step();
-    if (more) {
-#pragma unroll
-      for (int i = 0; i < kAhead; ++i) raw[i] = walk.load(i);
-    }
+    if (more) queue.fill(walk);
   }
 }
 
