@@ -29,6 +29,12 @@ __device__ __forceinline__ uint4 load_shared_16(std::uint32_t address) {
   asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];" : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "r"(address));
   return v;
 }
+// Leaves v as it is where `wanted` is false.
+__device__ __forceinline__ void load_shared_16_if(bool wanted, std::uint32_t address, uint4& v) {
+  asm volatile("{ .reg .pred p; setp.ne.s32 p, %5, 0; @p ld.shared.v4.u32 {%0, %1, %2, %3}, [%4]; }"
+               : "+r"(v.x), "+r"(v.y), "+r"(v.z), "+r"(v.w)
+               : "r"(address), "r"(static_cast<int>(wanted)));
+}
 
 // Weights are read once: they are not to push anything out of the L1 cache.
 __device__ __forceinline__ uint4 load_streaming_16(const void* p) {

@@ -46,38 +46,24 @@ struct MultiplyArguments {
 
 // Row groups of a pass at most, each 4 warps: as many as the registers of the accumulators leave room for.
 template <int kColumns>
-inline constexpr int kMaxPassGroups = kColumns <= 32   ? 5
-                                      : kColumns == 64 ? 4
-                                                       : 3;
+inline constexpr int kMaxPassGroups = kColumns <= 64 ? 5 : 3;
 
 inline constexpr int kMaxStages = 4;
 
-// From how many columns on packed weights wait in shared memory (SharedQueue) and not in registers. From 32 on only
-// where every block is whole; with more than 64 there is no room beside two stages.
-inline constexpr int kSharedFrom = 8;
+// What suits an instance, as measured (bench/results/products.md). kWhole: every block has all of its groups.
 template <class Matrix, int kColumns, bool kWhole>
-inline constexpr bool kQueueIsShared = Source<Matrix>::kPacked&& kColumns >= kSharedFrom&& kColumns <= 64 &&
-                                       (kWhole || kColumns <= 16);
-
-// How many groups of 32 columns of weights a warp has room for. Shared memory for 8 leaves two stages at 8 columns, and
-// not always so many at more.
-template <class Matrix, int kColumns>
-inline constexpr int kGroupsAhead = !Source<Matrix>::kPacked                                ? (kColumns <= 16 ? 4 : 2)
-                                    : kColumns == 8 || (kColumns == 16 && kSharedFrom > 16) ? 8
-                                                                                            : 4;
-template <class Matrix, int kColumns, bool kWhole>
-using QueueFor = std::conditional_t<kQueueIsShared<Matrix, kColumns, kWhole>,
-                                    SharedQueue<PackedWalk, kGroupsAhead<Matrix, kColumns>>,
-                                    RegisterQueue<typename Source<Matrix>::Walk, kGroupsAhead<Matrix, kColumns>>>;
-template <class Matrix, int kColumns, bool kWhole>
-inline constexpr std::uint32_t kQueueBytes =
-    kQueueIsShared<Matrix, kColumns, kWhole> ? kGroupsAhead<Matrix, kColumns>* codec::kGroupBytes : 0;
-
-// How many groups' fragments a warp has beside each other at wgmma: as many as there are registers for.
-template <class Matrix, int kColumns, bool kWhole>
-inline constexpr int kWgmmaFragments = !Source<Matrix>::kPacked                   ? 2
-                                       : kQueueIsShared<Matrix, kColumns, kWhole> ? 4
-                                                                                  : 3;
+struct Tuning {
+  static constexpr bool kPacked = Source<Matrix>::kPacked;
+  using Walk = typename Source<Matrix>::Walk;
+  // Where wgmma takes the registers, packed weights wait in shared memory, which costs it time that mma.sync has not
+  // left. At 128 columns there is no room beside two stages; with shorter blocks ptxas would serialize wgmma.
+  static constexpr bool kSharedQueue = kPacked && kWhole && (kColumns == 32 || kColumns == 64);
+  static constexpr int kAhead = kColumns <= 16 ? (kPacked ? 8 : 4) : (kPacked ? 4 : 2);
+  using Queue = std::conditional_t<kSharedQueue, SharedQueue<Walk, kAhead>, RegisterQueue<Walk, kAhead>>;
+  // Groups' fragments that a warp has beside each other at wgmma: each lets it be a group further ahead of its slowest
+  // neighbour.
+  static constexpr int kFragments = !kPacked || kColumns == 64 ? 2 : kSharedQueue ? 4 : 3;
+};
 
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL) || !defined(__CUDA_ARCH__)
 
@@ -95,12 +81,20 @@ struct BlockProduct<kColumns, false, kBuffers> {
   std::uint32_t x;  // shared address of the block's activations
   int lane;
   int& fresh;
+  bool used;  // whether the lane's column in the only 8 is a token's
+  uint4 only{};
 
-  __device__ __forceinline__ X load(int g) const {
+  __device__ __forceinline__ X load(int g) {
     X out;
+    const std::uint32_t at = x + g * (codec::kGroupCols * kColumns * 2) + lane * 16;
+    if constexpr (kColumns == 8) {
+      // A lane without a token leaves what it has: sums of its column are nobody's, and shared memory is short of time.
+      load_shared_16_if(used, at, only);
+      out.columns[0] = only;
+    } else {
 #pragma unroll
-    for (int n = 0; n < kColumns / 8; ++n)
-      out.columns[n] = load_shared_16(x + g * (codec::kGroupCols * kColumns * 2) + n * 512 + lane * 16);
+      for (int n = 0; n < kColumns / 8; ++n) out.columns[n] = load_shared_16(at + n * 512);
+    }
     return out;
   }
   __device__ __forceinline__ void run(int, const Fragments& a, const X& b) {
@@ -122,8 +116,9 @@ struct BlockProduct<kColumns, true, kBuffers> {
   std::uint32_t x;
   int lane;
   int& fresh;  // 0: the sums are to begin at zero
+  bool used;
 
-  __device__ __forceinline__ X load(int) const { return {}; }
+  __device__ __forceinline__ X load(int) { return {}; }
   __device__ __forceinline__ void run(int g, const Fragments& a, const X&) {
     const std::uint32_t b = wgmma_descriptor_low<kColumns>(x) + g * (codec::kGroupCols * kColumns * 2 / 16);
     wgmma_fence();
@@ -258,8 +253,9 @@ __device__ void produce(const MultiplyArguments<Matrix>& args, std::uint32_t rin
 template <class Matrix, int kColumns, bool kWarpGroup, bool kWhole>
 __device__ void consume(const MultiplyArguments<Matrix>& args, std::uint32_t queues, std::uint32_t ring,
                         std::uint32_t full, std::uint32_t empty, int begin, int end, int warp, int lane) {
-  using Walk = typename Source<Matrix>::Walk;
-  using Queue = QueueFor<Matrix, kColumns, kWhole>;
+  using Tuned = Tuning<Matrix, kColumns, kWhole>;
+  using Walk = typename Tuned::Walk;
+  using Queue = typename Tuned::Queue;
   const Partition& p = args.partition;
   const int blocks = p.col_blocks();
   const int groups = static_cast<int>((p.cols + codec::kGroupCols - 1) / codec::kGroupCols);
@@ -273,7 +269,7 @@ __device__ void consume(const MultiplyArguments<Matrix>& args, std::uint32_t que
 
   // The first weights are asked for before all else that a warp has to do; the table is there when they have come.
   Queue queue;
-  if constexpr (kQueueBytes<Matrix, kColumns, kWhole> != 0) queue.at = queues + warp * Queue::kBytes + lane * 16;
+  if constexpr (Queue::kBytes != 0) queue.at = queues + warp * Queue::kBytes + lane * 16;
   std::uint32_t entry = 0;
   if constexpr (Source<Matrix>::kPacked) entry = first_table_entry(args.weights.table, warp, lane);
   if ((warp >> 2) < p.groups_of(begin / blocks))
@@ -301,7 +297,7 @@ __device__ void consume(const MultiplyArguments<Matrix>& args, std::uint32_t que
         typename Source<Matrix>::Unit unit;
         unit.open(at + (warp >> 2) * args.slot_bytes, warp, lane);
         const int count = walk.block() + 1 < blocks ? kGroups : groups - (blocks - 1) * kGroups;
-        BlockProduct<kColumns, kWarpGroup, kWgmmaFragments<Matrix, kColumns, kWhole>> product{acc, x, lane, fresh};
+        BlockProduct<kColumns, kWarpGroup, Tuned::kFragments> product{acc, x, lane, fresh, lane < args.tokens * 4};
         run_block<kWhole>(unit, walk, queue, count, u + 1 < last, lane, one, product);
       }
       __syncwarp();
@@ -349,7 +345,7 @@ __global__ void __launch_bounds__((kMaxPassGroups<kColumns> + 1) * 128, 1)
   const int consumers = args.pass_groups * 4;
   const std::uint32_t bars = shared_address(shared_memory) + (Source<Matrix>::kPacked ? kTableBytes : 0);
   const std::uint32_t full = bars, empty = bars + 8 * args.stages;
-  const std::uint32_t ring = bars + 128 + consumers * kQueueBytes<Matrix, kColumns, kWhole>;
+  const std::uint32_t ring = bars + 128 + consumers * Tuning<Matrix, kColumns, kWhole>::Queue::kBytes;
   const int begin = args.partition.first[blockIdx.x];
   const int end = args.partition.first[blockIdx.x + 1];
   if (begin == end) return;
@@ -384,7 +380,8 @@ cudaError_t launch_multiply(const Matrix& weights, const Partition& partition, c
   int passes = (partition.height + most - 1) / most, groups = 0, stages = 0;
   for (;; ++passes) {
     groups = (partition.height + passes - 1) / passes;
-    fixed = (Source<Matrix>::kPacked ? kTableBytes : 0) + 128 + groups * 4 * kQueueBytes<Matrix, kColumns, kWhole>;
+    fixed = (Source<Matrix>::kPacked ? kTableBytes : 0) + 128 +
+            groups * 4 * Tuning<Matrix, kColumns, kWhole>::Queue::kBytes;
     stages = static_cast<int>((kShared - fixed) / (groups * slot_bytes + kX));
     if (stages >= 2 || groups == 1) break;
   }

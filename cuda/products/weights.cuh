@@ -171,6 +171,7 @@ __device__ __forceinline__ void fill_table(const std::uint32_t* table, std::uint
 // each right behind the first use of the batch before.
 template <class Walk, int kAhead>
 struct RegisterQueue {
+  static constexpr std::uint32_t kBytes = 0;
   static constexpr int kBatch = kAhead / 2, kStepsAt = static_cast<int>(codec::kBlockGroups) - kBatch;
   typename Walk::Raw raw[kAhead];
 

@@ -7,8 +7,8 @@
 
 namespace glyd::cuda {
 
-// Where b lies: its core matrices follow each other along N at 128 bytes, along K at N * 16 bytes. The low word moves on
-// by 1 for 16 bytes of the address: shared memory ends before its field does.
+// Where b lies: its core matrices follow each other along N at 128 bytes, along K at N * 16 bytes. The low word moves
+// on by 1 for 16 bytes of the address: shared memory ends before its field does.
 template <int kColumns>
 __device__ __forceinline__ std::uint32_t wgmma_descriptor_low(std::uint32_t address) {
   return (address >> 4 & 0x3FFF) | (kColumns * 16 >> 4) << 16;
