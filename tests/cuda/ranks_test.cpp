@@ -86,6 +86,9 @@ class SumsBy {
 // Short prompts go through the own kernels, long ones through cuBLAS; the longest in several pieces of sums.
 constexpr std::int32_t kPrompts[] = {40, 200, 700};
 
+// kReordered, of sums in as many more pieces as there are ranks. Measured with four on an H200: 0.0153 and 0.0046.
+constexpr Distance kOverRanks{0.02, 0.006};
+
 }  // namespace
 
 TEST_CASE("ranks on a GPU give what the CPU gives", "[cuda][gpu][ranks]") {
@@ -100,8 +103,8 @@ TEST_CASE("ranks on a GPU give what the CPU gives", "[cuda][gpu][ranks]") {
         INFO(prompt << " tokens");
         const Ids ids = some_ids(prompt + 3);
         const Distance apart = distance(run_and_decode(*gpu, ids, prompt), run_and_decode(*cpu, ids, prompt));
-        CHECK(apart.largest < kReordered.largest);
-        CHECK(apart.rms < kReordered.rms);
+        CHECK(apart.largest < kOverRanks.largest);
+        CHECK(apart.rms < kOverRanks.rms);
       }
     }
   }
