@@ -4,10 +4,10 @@
 // the times but adding up the parts, which the next operation does while it reads them.
 //
 //   product_speed models/qwen3-32b [MODEL ...] [--columns 1,8,32] [--matrix gate_up] [--repeats 15] [--generic]
-//                 [--seconds 3] [--alone] [-o json]
+//                 [--seconds 3] [-o json]
 //
 // "layer" is the four products in their order, in one graph. --seconds: the layer's graph without a pause for as long,
-// which is when a chip's power limits its clock. --alone: no product is told which one comes next.
+// which is when a chip's power limits its clock.
 
 #include <cuda_runtime_api.h>
 
@@ -50,7 +50,7 @@ struct Options {
   std::string matrix;
   int repeats = 15;
   double seconds = 0;
-  bool json = false, alone = false;
+  bool json = false;
   cuda::KernelSet set = cuda::KernelSet::Hopper;
 };
 
@@ -101,13 +101,7 @@ Matrix make_matrix(const std::string& name, std::int64_t rows, std::int64_t cols
   return m;
 }
 
-// `next`: the product behind this one, of the copy behind if it is the same matrix.
-cuda::Following following(const Matrix& m, std::size_t copy) {
-  return {&m.packed[copy % m.packed.size()], &m.partition};
-}
-
-void launch(Device& device, const Matrix& m, Kind kind, cuda::KernelSet set, int tokens, std::size_t copy,
-            const cuda::Following& next) {
+void launch(Device& device, const Matrix& m, Kind kind, cuda::KernelSet set, int tokens, std::size_t copy) {
   copy %= m.packed.size();
   auto* x = static_cast<std::uint16_t*>(device.x.get());
   auto* partials = static_cast<float*>(device.partials.get());
@@ -116,8 +110,7 @@ void launch(Device& device, const Matrix& m, Kind kind, cuda::KernelSet set, int
     device.cublas.multiply(m.plain[copy].data, m.rows, m.cols, m.plain[copy].stride, x, m.plain[copy].stride, tokens,
                            partials, m.rows, false);
   } else if (kind == kPacked) {
-    check(cuda::multiply(set, m.packed[copy], m.partition, image, tokens, partials, device.stream.get(), next),
-          "a product");
+    check(cuda::multiply(set, m.packed[copy], m.partition, image, tokens, partials, device.stream.get()), "a product");
   } else {
     check(cuda::multiply(set, m.plain[copy], m.partition, image, tokens, partials, device.stream.get()), "a product");
   }
@@ -248,8 +241,7 @@ io::Json measure(const Options& options, const std::string& path, Device& device
   for (const int tokens : options.columns) {
     for (const Matrix& m : matrices) {
       const auto times = time_kinds(device, options.repeats, kLaunches, [&](Kind kind) {
-        for (std::size_t i = 0; i < kLaunches; ++i)
-          launch(device, m, kind, options.set, tokens, i, options.alone ? cuda::Following{} : following(m, i + 1));
+        for (std::size_t i = 0; i < kLaunches; ++i) launch(device, m, kind, options.set, tokens, i);
       });
       rows.push_back(report(
           options, device, m.name, tokens, times, [&](Kind kind) { return m.bytes(kind); },
@@ -258,9 +250,7 @@ io::Json measure(const Options& options, const std::string& path, Device& device
     if (matrices.size() < 4) continue;
     const auto layers = [&](Kind kind) {
       for (std::size_t i = 0; i < kLayers; ++i)
-        for (std::size_t j = 0; j < 4; ++j)
-          launch(device, matrices[j], kind, options.set, tokens, i,
-                 options.alone ? cuda::Following{} : following(matrices[(j + 1) % 4], i + (j + 1) / 4));
+        for (std::size_t j = 0; j < 4; ++j) launch(device, matrices[j], kind, options.set, tokens, i);
     };
     const auto layer_bytes = [&](Kind kind) {
       std::uint64_t sum = 0;
@@ -291,9 +281,7 @@ Options parse(int argc, char** argv) {
       if (i + 1 == argc) fail(Code::Usage, "{} needs a value", option);
       return std::string(argv[++i]);
     };
-    if (option == "--alone") {  // no product is told which one comes next
-      options.alone = true;
-    } else if (option == "--generic") {
+    if (option == "--generic") {
       options.set = cuda::KernelSet::Generic;
     } else if (option == "--matrix") {
       options.matrix = value();

@@ -104,11 +104,6 @@ __device__ __forceinline__ void bulk_copy(std::uint32_t to, const void* from, st
                : "memory");
 }
 
-// Asks the L2 for `bytes` (a multiple of 16) at a 16-byte aligned place in global memory.
-__device__ __forceinline__ void bulk_prefetch(const void* from, std::uint32_t bytes) {
-  asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(from), "r"(bytes) : "memory");
-}
-
 #endif
 
 }  // namespace glyd::cuda

@@ -2,20 +2,20 @@
 // The product kernel for sm_90a. One body for packed and plain weights, and for both tensor core instructions, since on
 // this chip mma.sync and wgmma accumulate to the same bits as long as the k16 steps come in the same order.
 //
-// What binds it. A step of 64 x 256 packed weights is 22 KB; at the rate at which the chip reads its memory that leaves
-// 18 clocks for 16 x 16 weights, or 71 warp instructions, 35 of them on the integer pipe and 17 wavefronts of shared
-// memory. The decoder takes 4 instructions a weight and lane, 64 a tile. So neither is free, but the way the bytes are
-// asked for matters most: few, large requests.
+// What binds it, up to 16 columns, is everything at once: of a layer's largest matrix the chip reads 86 % of its read
+// bandwidth, while its shared memory is busy 70 to 75 % of the clocks (table 8 wavefronts for 512 weights, refills 10,
+// activations 4 for 8 columns, weights 4), the integer pipe 62 %, the issue slots 60 %. Under load without a pause
+// there is a harder bound: at 700 W the clock falls from 1980 to 1680 MHz, and what counts is energy a weight.
+// docs/kernels.md has the budget, and what was tried.
 //
 // - One thread block a multiprocessor, for the whole launch, with a run of steps of height * 64 rows x 256 columns.
 // - A producer warp fetches, for each step, the blocks of exponent streams and the step's activations by bulk copies
-// into
-//   a ring of stages (full and empty barriers). The weights' copies start before the previous kernel has ended.
-// - Each warp group of 4 warps owns 64 rows, a warp 16. Sign+mantissa bytes (or plain weights) come straight into
-//   registers, two groups of 32 columns ahead, from where the warps before asked for the neighbouring lines.
+//   into a ring of stages (full and empty barriers). The weights' copies start before the previous kernel has ended.
+// - Each warp group of 4 warps owns 64 rows, a warp 16. Sign+mantissa bytes (or plain weights) are under way for up to
+//   8 groups of 32 columns, in registers or in shared memory (weights.cuh says why one or the other).
 // - The table is copied 32 times, a copy a bank.
 // - Up to 16 columns mma.sync is best; from 32 on wgmma, whose activations are read once for 64 rows.
-// - With many columns the accumulators do not fit for all warps: then a block goes through its run in several passes,
+// - With 128 columns the accumulators do not fit for all warps: then a block goes through its run in several passes,
 //   each with some of the row groups. The order of a row's additions stays the same.
 //
 // CPU reference: src/runner/cpu/matmul.h (in another order of additions).
@@ -39,9 +39,7 @@ struct MultiplyArguments {
   int tokens;
   int slot_bytes;  // of a block of streams in a stage; 0: plain weights
   int stages;
-  int pass_groups;      // row groups of a pass
-  ResidentMatrix next;  // the product behind this one; streams are null where there is none to be asked for
-  Partition next_partition;
+  int pass_groups;  // row groups of a pass
 };
 
 // Row groups of a pass at most, each 4 warps: as many as the registers of the accumulators leave room for.
@@ -131,31 +129,6 @@ struct BlockProduct<kColumns, true, kBuffers> {
   __device__ __forceinline__ void finish() { wgmma_wait<0>(); }
 };
 
-// With how many steps left to consume the next product's first ones are asked for, and how many of them.
-inline constexpr int kStepsLeft = 1, kStepsAsked = 1;
-
-// Asks the L2 for the first steps that this thread block's place has in the next product.
-template <class Matrix>
-__device__ __forceinline__ void ask_for_next(const MultiplyArguments<Matrix>& args, int lane) {
-  const Partition& p = args.next_partition;
-  if (static_cast<int>(blockIdx.x) >= p.ctas) return;
-  const int blocks = p.col_blocks(), col_groups = static_cast<int>(args.next.col_groups());
-  const int first = p.first[blockIdx.x], last = min(first + kStepsAsked, p.first[blockIdx.x + 1]);
-#pragma unroll 1
-  for (int step = first; step < last; ++step) {
-    const int row = step / blocks, block = step % blocks;
-    if (lane >= p.groups_of(row)) continue;
-    const std::int64_t group = p.first_group(row) + lane;
-    const std::uint32_t* offset = args.next.block_offsets + group * blocks + block;
-    const int first_col = block * static_cast<int>(codec::kBlockGroups);
-    bulk_prefetch(
-        args.next.sign_mantissa + (group * col_groups + first_col) * (kGroupTiles * codec::kGroupBytes),
-        min(col_groups - first_col, static_cast<int>(codec::kBlockGroups)) * (kGroupTiles * codec::kGroupBytes));
-    const std::uint32_t begin = offset[0], end = offset[1];
-    bulk_prefetch(args.next.streams + std::int64_t{begin} * 16, (end - begin) * 16);
-  }
-}
-
 // Where a step's blocks of streams lie, in 16 bytes: of the step row's row group `place` in the pass.
 struct StreamRange {
   std::uint32_t begin = 0, end = 0;
@@ -242,11 +215,6 @@ __device__ void produce(const MultiplyArguments<Matrix>& args, std::uint32_t rin
       if (lane == 0) copy_x(stage, block);
       range = next;
     }
-  }
-  if (args.next.streams != nullptr) {
-    const int before = filled - 1 - kStepsLeft;  // the step whose end is awaited
-    if (before >= 0) barrier_wait(empty + 8 * (before % args.stages), before / args.stages & 1);
-    ask_for_next(args, lane);
   }
 }
 
@@ -370,9 +338,9 @@ __global__ void __launch_bounds__((kMaxPassGroups<kColumns> + 1) * 128, 1)
 }
 
 // Sizes and launches one instance.
-template <class Matrix, int kColumns, bool kWarpGroup, bool kWhole = false>
+template <class Matrix, int kColumns, bool kWarpGroup, bool kWhole>
 cudaError_t launch_multiply(const Matrix& weights, const Partition& partition, const Activations& x, int tokens,
-                            float* partials, std::uint32_t slot_bytes, cudaStream_t stream, const Following& next) {
+                            float* partials, std::uint32_t slot_bytes, cudaStream_t stream) {
   constexpr std::uint32_t kShared = 227 * 1024;
   constexpr std::uint32_t kX = codec::kBlockCols * kColumns * 2;
   std::uint32_t fixed = 0;
@@ -393,42 +361,41 @@ cudaError_t launch_multiply(const Matrix& weights, const Partition& partition, c
           cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(kShared));
       error != cudaSuccess)
     return error;
-  MultiplyArguments<Matrix> args{weights,  partition, reinterpret_cast<const std::uint8_t*>(x.data),
-                                 partials, tokens,    static_cast<int>(slot_bytes),
-                                 stages,   groups,    {},
-                                 {}};
-  if (next.weights != nullptr && next.partition != nullptr) {
-    args.next = *next.weights;
-    args.next_partition = *next.partition;
-  }
+  const MultiplyArguments<Matrix> args{weights,  partition, reinterpret_cast<const std::uint8_t*>(x.data),
+                                       partials, tokens,    static_cast<int>(slot_bytes),
+                                       stages,   groups};
   return launch(kernel, dim3(partition.ctas), dim3((groups + 1) * 128), shared, stream, args);
 }
 
 template <class Matrix>
 cudaError_t multiply_hopper(const Matrix& weights, const Partition& partition, const Activations& x, int tokens,
-                            float* partials, std::uint32_t slot_bytes, cudaStream_t stream,
-                            const Following& next = {}) {
-  const bool group = x.layout == Layout::Wgmma;
-  if (group && partition.cols % codec::kBlockCols == 0) {
-    if (x.columns == 32)
-      return launch_multiply<Matrix, 32, true, true>(weights, partition, x, tokens, partials, slot_bytes, stream, next);
-    if (x.columns == 64)
-      return launch_multiply<Matrix, 64, true, true>(weights, partition, x, tokens, partials, slot_bytes, stream, next);
-    if (x.columns == 128)
-      return launch_multiply<Matrix, 128, true, true>(weights, partition, x, tokens, partials, slot_bytes, stream,
-                                                      next);
+                            float* partials, std::uint32_t slot_bytes, cudaStream_t stream) {
+  if ((x.layout == Layout::Wgmma) != (x.columns > 16)) return cudaErrorInvalidValue;
+  const bool whole = partition.cols % codec::kBlockCols == 0;
+  const auto run = [&](auto columns) {
+    constexpr int kColumns = decltype(columns)::value;
+    if constexpr (kColumns > 16) {
+      if (whole)
+        return launch_multiply<Matrix, kColumns, true, true>(weights, partition, x, tokens, partials, slot_bytes,
+                                                             stream);
+    }
+    return launch_multiply<Matrix, kColumns, (kColumns > 16), false>(weights, partition, x, tokens, partials,
+                                                                     slot_bytes, stream);
+  };
+  switch (x.columns) {
+    case 8:
+      return run(std::integral_constant<int, 8>{});
+    case 16:
+      return run(std::integral_constant<int, 16>{});
+    case 32:
+      return run(std::integral_constant<int, 32>{});
+    case 64:
+      return run(std::integral_constant<int, 64>{});
+    case 128:
+      return run(std::integral_constant<int, 128>{});
+    default:
+      return cudaErrorInvalidValue;
   }
-  if (x.columns == 8 && !group)
-    return launch_multiply<Matrix, 8, false>(weights, partition, x, tokens, partials, slot_bytes, stream, next);
-  if (x.columns == 16 && !group)
-    return launch_multiply<Matrix, 16, false>(weights, partition, x, tokens, partials, slot_bytes, stream, next);
-  if (x.columns == 32 && group)
-    return launch_multiply<Matrix, 32, true>(weights, partition, x, tokens, partials, slot_bytes, stream, next);
-  if (x.columns == 64 && group)
-    return launch_multiply<Matrix, 64, true>(weights, partition, x, tokens, partials, slot_bytes, stream, next);
-  if (x.columns == 128 && group)
-    return launch_multiply<Matrix, 128, true>(weights, partition, x, tokens, partials, slot_bytes, stream, next);
-  return cudaErrorInvalidValue;
 }
 
 }  // namespace glyd::cuda

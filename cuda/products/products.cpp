@@ -6,7 +6,7 @@ namespace glyd::cuda {
 
 // The two kernel sets (multiply_packed.cu, multiply_plain.cu, multiply_generic.cu).
 cudaError_t multiply_packed_hopper(const ResidentMatrix&, const Partition&, const Activations&, int, float*,
-                                   cudaStream_t, const Following&);
+                                   cudaStream_t);
 cudaError_t multiply_plain_hopper(const PlainMatrix&, const Partition&, const Activations&, int, float*, cudaStream_t);
 cudaError_t multiply_packed_generic(const ResidentMatrix&, const Partition&, const Activations&, int, float*,
                                     cudaStream_t);
@@ -100,8 +100,8 @@ int activation_columns(int tokens) {
 }
 
 cudaError_t multiply(KernelSet set, const ResidentMatrix& weights, const Partition& partition, const Activations& x,
-                     int tokens, float* partials, cudaStream_t stream, const Following& next) {
-  return set == KernelSet::Hopper ? multiply_packed_hopper(weights, partition, x, tokens, partials, stream, next)
+                     int tokens, float* partials, cudaStream_t stream) {
+  return set == KernelSet::Hopper ? multiply_packed_hopper(weights, partition, x, tokens, partials, stream)
                                   : multiply_packed_generic(weights, partition, x, tokens, partials, stream);
 }
 

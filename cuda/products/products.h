@@ -50,13 +50,6 @@ struct Partition {
   constexpr int groups_of(int step_row) const { return height - (step_row >= steps_down - low_rows() ? 1 : 0); }
 };
 
-// The product that comes next on a stream. Its first weights are asked for while the one before ends, so that the memory
-// does not stand still between the two. A hint: results do not depend on it.
-struct Following {
-  const ResidentMatrix* weights = nullptr;
-  const Partition* partition = nullptr;
-};
-
 // The partition for a device of `multiprocessors`.
 Partition make_partition(std::int64_t rows, std::int64_t cols, int multiprocessors);
 // The partition with step rows of at most `height` groups.
@@ -78,7 +71,7 @@ int activation_columns(int tokens);
 // partials [split][tokens][stored_rows] = weights * x, of which a row has as many pieces as its step row. x is an
 // image with activation_columns(tokens) columns. The result of a token depends neither on `tokens` nor on the others.
 cudaError_t multiply(KernelSet set, const ResidentMatrix& weights, const Partition& partition, const Activations& x,
-                     int tokens, float* partials, cudaStream_t stream, const Following& next = {});
+                     int tokens, float* partials, cudaStream_t stream);
 cudaError_t multiply(KernelSet set, const PlainMatrix& weights, const Partition& partition, const Activations& x,
                      int tokens, float* partials, cudaStream_t stream);
 

@@ -37,16 +37,14 @@ cuda::Activations Forward::activations(const PassShape& pass, std::int64_t width
 }
 
 cuda::Product Forward::multiply(const DeviceMatrix& matrix, const cuda::Activations& x, const PassShape& pass,
-                                const std::uint16_t* bias, const DeviceMatrix* next) {
+                                const std::uint16_t* bias) {
   cuda::Product product;
   if (own_products(pass)) {
     auto* partials = static_cast<float*>(work_.products);
-    cuda::Following following;
-    if (next != nullptr && next->packed) following = {&*next->packed, &next->partition};
     launch(weights_.has_head() && &matrix == &weights_.head() ? Part::Head : Part::Products, "a product", [&] {
       return matrix.packed
                  ? cuda::multiply(settings_.kernels, *matrix.packed, matrix.partition, x, pass.tokens, partials,
-                                  stream_, following)
+                                  stream_)
                  : cuda::multiply(settings_.kernels, matrix.plain, matrix.partition, x, pass.tokens, partials, stream_);
     });
     product.partials = partials;
@@ -63,9 +61,9 @@ cuda::Product Forward::multiply(const DeviceMatrix& matrix, const cuda::Activati
 
 // A product of which every rank has the sum over its own inputs: the whole sum. Nothing is rounded on the way.
 cuda::Product Forward::multiply_shared(const DeviceMatrix& matrix, const cuda::Activations& x, const PassShape& pass,
-                                       const std::uint16_t* bias, const DeviceMatrix* next) {
-  if (!shares()) return multiply(matrix, x, pass, bias, next);
-  cuda::Product own = own_products(pass) ? multiply(matrix, x, pass, bias, next) : multiply_long(matrix, x, pass, true);
+                                       const std::uint16_t* bias) {
+  if (!shares()) return multiply(matrix, x, pass, bias);
+  cuda::Product own = own_products(pass) ? multiply(matrix, x, pass, bias) : multiply_long(matrix, x, pass, true);
   own.bias = bias;
   if (left_out_ == Part::Exchange) return own;
   return pass.kind == Pass::Long ? exchange_->sum_in_place(own, static_cast<float*>(work_.products), pass.tokens)
@@ -161,7 +159,7 @@ void Forward::layer(const PassShape& pass, const DeviceLayer& w, int index, cons
   launch(Part::Norms, "a norm", [&] {
     return cuda::rms_norm(work_.hidden, before, nullptr, w.input_norm, eps, pass.tokens, width, x, stream_);
   });
-  const cuda::Product qkv = multiply(w.qkv, x, pass, w.qkv_bias, &w.o);
+  const cuda::Product qkv = multiply(w.qkv, x, pass, w.qkv_bias);
   cuda::HeadsArguments heads;
   heads.q_norm = w.q_norm;
   heads.k_norm = w.k_norm;
@@ -176,17 +174,15 @@ void Forward::layer(const PassShape& pass, const DeviceLayer& w, int index, cons
   launch(Part::Heads, "the heads", [&] { return cuda::split_heads(qkv, heads, pass.tokens, cache, work_.q, stream_); });
   const cuda::Activations mixed = activations(pass, attended);
   attend(pass, index, mixed);
-  const cuda::Product o = multiply_shared(w.o, mixed, pass, w.o_bias, &w.gate_up);
+  const cuda::Product o = multiply_shared(w.o, mixed, pass, w.o_bias);
 
   launch(Part::Norms, "a norm",
          [&] { return cuda::rms_norm(work_.hidden, &o, nullptr, w.post_norm, eps, pass.tokens, width, x, stream_); });
-  const cuda::Product gate_up = multiply(w.gate_up, x, pass, w.gate_up_bias, &w.down);
+  const cuda::Product gate_up = multiply(w.gate_up, x, pass, w.gate_up_bias);
   const cuda::Activations activated = activations(pass, inner);
   launch(Part::Activation, "the activation",
          [&] { return cuda::swiglu(gate_up, pass.tokens, inner, activated, stream_); });
-  const auto behind = static_cast<std::size_t>(index) + 1;
-  last_ = multiply_shared(w.down, activated, pass, w.down_bias,
-                          behind < weights_.layers.size() ? &weights_.layers[behind].qkv : nullptr);
+  last_ = multiply_shared(w.down, activated, pass, w.down_bias);
 }
 
 void Forward::attend(const PassShape& pass, int layer, const cuda::Activations& out) {
@@ -227,7 +223,7 @@ void Forward::head(const cuda::Product* before, const std::int32_t* rows, int co
   if (matrix.rows == 0) {
     logits_ = {};  // this rank has no part of the head
   } else if (own_products(pass)) {
-    logits_ = multiply(matrix, x, pass, nullptr, nullptr);
+    logits_ = multiply(matrix, x, pass, nullptr);
   } else {
     const std::int64_t stride = round_up(matrix.rows, 8);
     if (left_out_ != Part::Head)

@@ -82,13 +82,12 @@ class Forward {
     if (part != left_out_) check(kernel(), what);
   }
   cuda::Activations activations(const PassShape& pass, std::int64_t width) const;
-  // `next`: the matrix of the product that comes next, if there is one.
   cuda::Product multiply(const DeviceMatrix& matrix, const cuda::Activations& x, const PassShape& pass,
-                         const std::uint16_t* bias, const DeviceMatrix* next);
+                         const std::uint16_t* bias);
   cuda::Product multiply_long(const DeviceMatrix& matrix, const cuda::Activations& x, const PassShape& pass,
                               bool shared);
   cuda::Product multiply_shared(const DeviceMatrix& matrix, const cuda::Activations& x, const PassShape& pass,
-                                const std::uint16_t* bias, const DeviceMatrix* next);
+                                const std::uint16_t* bias);
   void layer(const PassShape& pass, const DeviceLayer& layer, int index, const cuda::Product* before);
   void attend(const PassShape& pass, int layer, const cuda::Activations& out);
   void head(const cuda::Product* before, const std::int32_t* rows, int count);
