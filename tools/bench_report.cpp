@@ -99,6 +99,7 @@ OrderedJson memory_json(const SeriesRecord& s) {
           {"planned_workspace", s.plan.workspace},
           {"planned", or_null(s.plan.total())},
           {"available", or_null(s.plan.available)},
+          {"most_kv_tokens", or_null(static_cast<std::uint64_t>(s.plan.most_kv_blocks * runner::kBlockSize))},
           {"used", or_null(s.memory_used)},
           {"nvidia_smi_used", s.driver_memory_used ? OrderedJson(*s.driver_memory_used) : OrderedJson()}};
 }
@@ -319,13 +320,14 @@ std::string speed_table(const BenchRecord& record) {
 }
 
 std::string memory_table(const BenchRecord& record) {
-  Table table({"weights", "bytes", "read a step", "planned", "used", "nvidia-smi", "load s", "of that"});
+  Table table({"weights", "bytes", "read a step", "planned", "used", "nvidia-smi", "KV room", "load s", "of that"});
   for (const SeriesRecord& s : record.series) {
     if (s.refusal) continue;
     std::vector<std::string> stages;
     for (const auto& [name, seconds] : s.load_stages) stages.push_back(fmt::format("{} {:.2f}", name, seconds));
     table.add({s.name(), in_bytes(s.weight_bytes), in_bytes(s.bytes_per_step), bytes_or_dash(s.plan.total()),
                bytes_or_dash(s.memory_used), s.driver_memory_used ? in_bytes(*s.driver_memory_used) : "-",
+               s.plan.most_kv_blocks > 0 ? fmt::format("{} tokens", s.plan.most_kv_blocks * runner::kBlockSize) : "-",
                fmt::format("{:.2f}", s.load_seconds), fmt::format("{}", fmt::join(stages, ", "))});
   }
   return table.text();

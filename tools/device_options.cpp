@@ -71,9 +71,9 @@ void DeviceArguments::declare(CommandLine& line) {
   line.flag("--batch-invariant", batch_invariant_,
             "on a GPU: a prompt's results too depend on nothing else in its step, at some cost in speed");
   line.count("-tp,--tensor-parallel-size", "N", 1, runner::kMaxRanks, tensor_parallel_,
-             "ranks to split each layer over, each on threads of its own; on the CPU alone so far");
+             "ranks to split each layer over: GPUs, or threads of the CPU");
   line.count("-pp,--pipeline-parallel-size", "N", 1, runner::kMaxRanks, pipeline_parallel_,
-             "stages to deal the layers out to, each of -tp ranks; on the CPU alone so far");
+             "stages to deal the layers out to, each of -tp ranks");
 }
 
 DeviceOptions DeviceArguments::resolve(bool runs) const {

@@ -53,7 +53,8 @@ struct Options {
 struct MemoryPlan {
   std::uint64_t weights = 0, kv_cache = 0, workspace = 0;
   std::int64_t kv_blocks = 0;
-  std::uint64_t available = 0;  // what the runner may take: what the device has free, or less by the options
+  std::int64_t most_kv_blocks = 0;  // that would fit; 0 where nothing is known
+  std::uint64_t available = 0;      // what the runner may take: what the device has free, or less by the options
   std::uint64_t total() const { return weights + kv_cache + workspace; }
 };
 

@@ -71,11 +71,7 @@ class CudaRunner : public Runner {
     if (capture_seconds_ > 0) stages.push_back({"graphs", capture_seconds_});
     return stages;
   }
-  std::uint64_t memory_used() const override {
-    if (!model_) return 0;
-    const std::uint64_t free = free_memory(place_.index);
-    return kContextBytes + (free < model_->free_before ? model_->free_before - free : 0);
-  }
+  std::uint64_t memory_used() const override { return model_ ? kContextBytes + model_->taken : 0; }
   std::int64_t preferred_chunk() const override { return 2048; }
   double read_bandwidth() override;
   std::vector<std::pair<std::string, std::string>> device_facts() const override {
@@ -100,7 +96,8 @@ class CudaRunner : public Runner {
   }
   int pass_size(int tokens) const;
   StepResult run_passes(const Batch& batch);
-  const Graph* run_decode(int tokens);
+  void launch_decode(int tokens, const std::function<void(int)>& tracer = {});
+  const DecodeGraphs& decode_graphs(int tokens);
   void take_results(const PassPlan& pass, const Graph* finish_logits, const Batch& batch, StepRows& rows);
   std::function<void(int)> tracer(int tokens);
 
@@ -147,35 +144,33 @@ std::function<void(int)> CudaRunner::tracer(int tokens) {
 // Tokens that a decode pass runs with: the same on all ranks.
 int CudaRunner::pass_size(int tokens) const { return captures() || group_ ? graph_size(tokens) : tokens; }
 
-// Returns what finishes the pass's logits, null where that is Forward::finish_logits.
-const Graph* CudaRunner::run_decode(int tokens) {
+void CudaRunner::launch_decode(int tokens, const std::function<void(int)>& tracer) {
   LoadedModel& m = model();
-  const auto launch = [&](int count) {
-    m.forward->run({Pass::Decode, count, count, 1, {}}, tracer(tokens));
-    m.forward->choose(count);
-  };
-  const int size = pass_size(tokens);
-  if (!captures()) {
-    launch(size);
-    return nullptr;
-  }
-  last_decode_ = size;
-  auto graph = m.graphs.find(size);
-  if (graph == m.graphs.end()) {
+  m.forward->run({Pass::Decode, tokens, tokens, 1, {}}, tracer);
+  m.forward->choose(tokens);
+}
+
+// Captured at first use. That runs the pass once, whose residual stream is garbage afterwards.
+const DecodeGraphs& CudaRunner::decode_graphs(int tokens) {
+  LoadedModel& m = model();
+  last_decode_ = tokens;
+  auto graphs = m.graphs.find(tokens);
+  if (graphs == m.graphs.end()) {
     const auto start = Clock::now();
-    launch(size);  // once for what is set up at first use: capturing may not
-    m.forward->finish_logits(size);
+    const std::uint64_t free_before = free_memory(place_.index);
+    launch_decode(tokens);  // for what is set up at first use: capturing may not
+    m.forward->finish_logits(tokens);
     check(cudaStreamSynchronize(m.stream.get()), "a step");
-    graph = m.graphs
-                .try_emplace(
-                    size, m.stream.get(), [&] { launch(size); }, [&] { m.forward->finish_logits(size); })
-                .first;
-    graph->second.pass.upload(m.stream.get());
+    graphs = m.graphs
+                 .try_emplace(
+                     tokens, m.stream.get(), [&] { launch_decode(tokens); }, [&] { m.forward->finish_logits(tokens); })
+                 .first;
+    graphs->second.pass.upload(m.stream.get());
     m.forward->meet_ranks();
+    m.taken += free_before - std::min(free_before, free_memory(place_.index));
     capture_seconds_ += seconds_since(start);
   }
-  graph->second.pass.launch(m.stream.get());
-  return &graph->second.finish_logits;
+  return graphs->second;
 }
 
 // Runs `body` with the other ranks, after putting right what a failed call left. When this rank fails, nobody waits for
@@ -215,15 +210,17 @@ StepResult CudaRunner::run_passes(const Batch& batch) {
     const bool decode = pass.shape.kind == Pass::Decode;
     const int tokens = decode ? pass_size(pass.shape.tokens) : pass.shape.tokens;
     m.input->copy(batch, pass, tokens, m.work.input, m.stream.get());
+    const DecodeGraphs* const graphs = decode && captures() ? &decode_graphs(tokens) : nullptr;
     if (!m.shard.first_stage()) m.exchange->receive_hidden(m.work.hidden, tokens);
-    const Graph* finish_logits = nullptr;
-    if (decode) {
-      finish_logits = run_decode(pass.shape.tokens);
+    if (graphs != nullptr) {
+      graphs->pass.launch(m.stream.get());
+    } else if (decode) {
+      launch_decode(tokens, tracer(pass.shape.tokens));
     } else {
       m.forward->run(pass.shape, tracer(tokens));
     }
     if (!m.shard.last_stage()) m.exchange->send_hidden(m.work.hidden, tokens);
-    if (m.weights.has_head()) take_results(pass, finish_logits, batch, wanted);
+    if (m.weights.has_head()) take_results(pass, graphs != nullptr ? &graphs->finish_logits : nullptr, batch, wanted);
     m.synchronize();
   }
   StepResult result;

@@ -137,7 +137,6 @@ std::unique_ptr<LoadedModel> load_model(const Origin& origin, const Options& opt
   const std::uint64_t free_before = free_memory(place.index);
   auto model = std::make_unique<LoadedModel>();
   LoadedModel& m = *model;
-  m.free_before = free_before;
   m.shard = place.shard_of(origin.config);
   m.config = model::shard_config(origin.config, m.shard);
   ThreadPool pool(options.threads == 0 ? available_threads() : options.threads);
@@ -168,6 +167,8 @@ std::unique_ptr<LoadedModel> load_model(const Origin& origin, const Options& opt
                     Forward::Settings{place.kernels, options.gemm, options.batch_invariant},
                     m.exchange ? &*m.exchange : nullptr, m.stream.get());
   check(cudaStreamSynchronize(m.stream.get()), "loading");
+  const std::uint64_t free_behind = free_memory(place.index);
+  m.taken = free_before - std::min(free_before, free_behind);
   return model;
 }
 

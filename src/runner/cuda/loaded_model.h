@@ -46,7 +46,7 @@ Origin random_origin(const model::Config& config, std::uint64_t seed);
 struct LoadedModel {
   model::Config config;  // as this rank computes it
   model::Shard shard;
-  std::uint64_t free_before = 0;  // bytes of the device, before anything was allocated
+  std::uint64_t taken = 0;  // bytes of the device that are no longer free since the load and the captures of graphs
   Stream stream;
   Arena arena;
   std::optional<RankExchange> exchange;  // with other ranks, where there are some

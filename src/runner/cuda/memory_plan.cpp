@@ -112,7 +112,8 @@ DevicePlan plan_device(const model::Config& c, const WeightSizes& weights, const
          gigabytes(total.weights), gigabytes(weights.load_scratch), gigabytes(kContextBytes), gigabytes(loading),
          gigabytes(total.available), more);
   }
-  total.kv_blocks = fits(wanted) ? wanted : most(needed, wanted);
+  total.most_kv_blocks = most(needed, kMaxTokens / kBlockSize);
+  total.kv_blocks = std::min(wanted, total.most_kv_blocks);
   total.workspace = workspace(total.kv_blocks);
   total.kv_cache = size(total.kv_blocks) * block_bytes(c);
   return plan;

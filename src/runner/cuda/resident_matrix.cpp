@@ -38,16 +38,17 @@ std::uint64_t resident_bytes_upper_bound(std::int64_t rows, std::int64_t cols, s
   const cuda::ResidentMatrix m = shape(rows, cols);
   const std::uint64_t other = codec::section_offsets(m.grid(), 0, 0).streams;  // without the code section
   const std::uint64_t units = packed_file_bytes > other ? packed_file_bytes - other : 0;
-  return resident_bytes(rows, cols, units + kMostBlockOverhead * static_cast<std::uint64_t>(m.blocks()) + kMostMatrixOverhead)
+  return resident_bytes(rows, cols,
+                        units + kMostBlockOverhead * static_cast<std::uint64_t>(m.blocks()) + kMostMatrixOverhead)
       .total;
 }
 
 std::uint64_t resident_bytes_estimate(std::int64_t rows, std::int64_t cols) {
   const cuda::ResidentMatrix m = shape(rows, cols);
   const double units = kExpectedStreamBits / 8 * static_cast<double>(rows) * static_cast<double>(cols);
-  return resident_bytes(
-             rows, cols,
-             static_cast<std::uint64_t>(std::ceil(units)) + kMostBlockOverhead * static_cast<std::uint64_t>(m.blocks()) + kMostMatrixOverhead)
+  return resident_bytes(rows, cols,
+                        static_cast<std::uint64_t>(std::ceil(units)) +
+                            kMostBlockOverhead * static_cast<std::uint64_t>(m.blocks()) + kMostMatrixOverhead)
       .total;
 }
 

@@ -72,7 +72,11 @@ MemoryPlan ParallelRunner::sum_of_plans(const std::function<MemoryPlan(const Run
   }
   MemoryPlan sum;
   sum.kv_blocks = plans.front().kv_blocks;
-  for (const MemoryPlan& plan : plans) sum.kv_blocks = std::min(sum.kv_blocks, plan.kv_blocks);
+  sum.most_kv_blocks = plans.front().most_kv_blocks;
+  for (const MemoryPlan& plan : plans) {
+    sum.kv_blocks = std::min(sum.kv_blocks, plan.kv_blocks);
+    sum.most_kv_blocks = std::min(sum.most_kv_blocks, plan.most_kv_blocks);
+  }
   for (const MemoryPlan& plan : plans) {
     sum.weights += plan.weights;
     sum.workspace += plan.workspace;
