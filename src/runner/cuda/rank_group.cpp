@@ -2,7 +2,9 @@
 
 #include <algorithm>
 #include <cstdlib>
+#include <mutex>
 #include <optional>
+#include <set>
 #include <string_view>
 #include <utility>
 
@@ -75,13 +77,17 @@ int RankGroup::ranks_on(int device) const {
   return static_cast<int>(std::count(devices_.begin(), devices_.end(), device));
 }
 
+// Once for the process, to which it applies: CUDA calls a second time an error.
 void RankGroup::enable_peers() const {
+  static std::mutex mutex;
+  static std::set<std::pair<int, int>> enabled;
+  const std::lock_guard lock(mutex);
   for (const int a : devices_) {
     check(cudaSetDevice(a), "choosing the GPU");
     for (const int b : devices_) {
-      if (a == b) continue;
+      if (a == b || !enabled.emplace(a, b).second) continue;
       const cudaError_t error = cudaDeviceEnablePeerAccess(b, 0);
-      if (error == cudaErrorPeerAccessAlreadyEnabled) {
+      if (error == cudaErrorPeerAccessAlreadyEnabled) {  // by somebody else
         cudaGetLastError();
       } else {
         check(error, "reaching another GPU's memory");
