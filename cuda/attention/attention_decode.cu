@@ -38,28 +38,6 @@ constexpr int kWarps = kAttentionSplit / kCacheBlock;
 constexpr int kThreads = kWarps * 32;
 constexpr int kRows = 8;  // query heads of an item
 
-// First split of every sequence in the list of all.
-__device__ void list_splits(const DecodeArguments& a, int* first_split) {
-  for (int i = threadIdx.x; i < a.sequences; i += kThreads)
-    first_split[i + 1] = splits_of(__ldcg(a.batch.context_lengths + i));
-  __syncthreads();
-  if (threadIdx.x < 32) {
-    int before = 0;
-    for (int base = 0; base < a.sequences; base += 32) {
-      const int i = base + static_cast<int>(threadIdx.x);
-      int sum = i < a.sequences ? first_split[i + 1] : 0;
-      for (int step = 1; step < 32; step *= 2) {
-        const int other = __shfl_up_sync(~0u, sum, step);
-        if (static_cast<int>(threadIdx.x) >= step) sum += other;
-      }
-      if (i < a.sequences) first_split[i + 1] = before + sum;
-      before += __shfl_sync(~0u, sum, 31);
-    }
-    if (threadIdx.x == 0) first_split[0] = 0;
-  }
-  __syncthreads();
-}
-
 constexpr int kLookedUp = 32;  // items at once, a thread an item's KV block
 static_assert(kLookedUp * kWarps == kThreads);
 
@@ -82,15 +60,7 @@ __device__ void look_up_items(const DecodeArguments& a, const int* first_split, 
   const int index = first + static_cast<int>(threadIdx.x / kWarps * gridDim.x);
   const int slot = index / (a.cache.kv_heads * parts_of_kv_head);
   const int part = index % (a.cache.kv_heads * parts_of_kv_head);
-  int sequence = 0;
-  for (int high = a.sequences; high - sequence > 1;) {
-    const int middle = (sequence + high) / 2;
-    if (first_split[middle] <= slot) {
-      sequence = middle;
-    } else {
-      high = middle;
-    }
-  }
+  const int sequence = find_sequence(first_split, a.sequences, slot);
   const bool exists = slot < first_split[a.sequences];
   const int split = slot - first_split[sequence];
   const int tokens = exists ? __ldcg(a.batch.context_lengths + sequence) - split * kAttentionSplit : 0;
@@ -210,7 +180,7 @@ __global__ void __launch_bounds__(kThreads, kGroups <= 2 ? 2 : 1) decode_kernel(
   const int head_dim = head_dim_of<kGroups, kWhole>(a);
   const SplitRecord record(a.heads, head_dim);
   // Before the wait: the batch's arrays, and keys and values of earlier steps.
-  list_splits(a, first_split);
+  add_up(a.sequences, kThreads, first_split, [&](int i) { return splits_of(__ldcg(a.batch.context_lengths + i)); });
   const int parts = a.cache.kv_heads * ((a.heads / a.cache.kv_heads + kRows - 1) / kRows);
   const int grid = static_cast<int>(gridDim.x);
   const int items = (first_split[a.sequences] * parts - static_cast<int>(blockIdx.x) + grid - 1) / grid;  // the block's
@@ -366,8 +336,7 @@ cudaError_t launch_decode(const DecodeArguments& arguments, cudaStream_t stream)
   const int blocks_of_processor = kGroups <= 2 ? 2 : 1;
   error = launch(kernel, dim3(processors * blocks_of_processor), dim3(kThreads), shared_bytes, stream, arguments);
   if (error != cudaSuccess) return error;
-  const dim3 merge_grid((arguments.heads + kMergeWarps - 1) / kMergeWarps, arguments.sequences, kMergeWarps);
-  return launch(merge_splits<(kGroups + 1) / 2>, merge_grid, dim3(kMergeThreads), 0, stream, arguments);
+  return launch_merge<(kGroups + 1) / 2>(arguments, processors, stream);
 }
 
 }  // namespace

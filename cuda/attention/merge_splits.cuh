@@ -1,6 +1,10 @@
 #pragma once
 // What decode attention's two kernels share, and the second of them: the splits of a query head become its result.
+//
+// The second kernel has next to nothing to do, so what it takes is its start. Its blocks are no more than are resident
+// beside those of the first, and find out what there is to merge while the first is still at work.
 
+#include <algorithm>
 #include <cmath>
 
 #include "cuda/attention/attention.h"
@@ -80,70 +84,127 @@ __device__ __forceinline__ void store_head(const DecodeArguments& a, int sequenc
   }
 }
 
-// Finishes query heads of one sequence. Block (x, y, z): sequence y and, of the heads 8 x .. 8 x + 7, all when it has
-// few splits, a warp each (z = 0); or head 8 x + z, of which warp w takes splits w, w + 8 and so on before the warps'
-// results are added in order. Which of the two depends on the sequence alone. kParts: of 128 dimensions.
+// first[i + 1] = count(0) + ... + count(i), first[0] = 0, by all `threads` of the block.
+template <class Count>
+__device__ __forceinline__ void add_up(int sequences, int threads, int* first, const Count& count) {
+  for (int i = threadIdx.x; i < sequences; i += threads) first[i + 1] = count(i);
+  __syncthreads();
+  if (threadIdx.x < 32) {
+    int before = 0;
+    for (int base = 0; base < sequences; base += 32) {
+      const int i = base + static_cast<int>(threadIdx.x);
+      int sum = i < sequences ? first[i + 1] : 0;
+      for (int step = 1; step < 32; step *= 2) {
+        const int other = __shfl_up_sync(~0u, sum, step);
+        if (static_cast<int>(threadIdx.x) >= step) sum += other;
+      }
+      if (i < sequences) first[i + 1] = before + sum;
+      before += __shfl_sync(~0u, sum, 31);
+    }
+    if (threadIdx.x == 0) first[0] = 0;
+  }
+  __syncthreads();
+}
+
+// The sequence that number `index` of such a list belongs to; the last one where the list ends before.
+__device__ __forceinline__ int find_sequence(const int* first, int sequences, int index) {
+  int sequence = 0;
+  for (int high = sequences; high - sequence > 1;) {
+    const int middle = (sequence + high) / 2;
+    if (first[middle] <= index) {
+      sequence = middle;
+    } else {
+      high = middle;
+    }
+  }
+  return sequence;
+}
+
+// What a thread block merges at once: of a sequence with few splits eight heads, a warp each; of one with more a single
+// head, of which warp w takes splits w, w + 8 and so on before the warps' results are added in order.
+__host__ __device__ inline int merges_of(int splits, int heads) {
+  return splits > kFewSplits ? heads : (heads + kMergeWarps - 1) / kMergeWarps;
+}
+
+// kParts: of 128 dimensions. Dynamic shared memory: two lists of `sequences` + 1 words.
 template <int kParts>
 __global__ void __launch_bounds__(kMergeThreads, 4) merge_splits(const DecodeArguments a) {
   constexpr int kAtOnce = kFewSplits / kParts;  // splits that a warp asks for before it adds the first
   __shared__ float4 vectors[kMergeWarps][kParts][32];
   __shared__ float2 stats[kMergeWarps];
+  extern __shared__ int lists[];
+  int* const first_split = lists;
+  int* const first_merge = lists + a.sequences + 1;
   let_next_start();
   const int warp = threadIdx.x / 32;
   const int lane = threadIdx.x % 32;
-  const int sequence = blockIdx.y;
   const int head_dim = a.cache.head_dim;
-  const int splits = splits_of(__ldcg(a.batch.context_lengths + sequence));
-  const bool together = splits > kFewSplits;
-  const int head = static_cast<int>(blockIdx.x) * kMergeWarps + (together ? static_cast<int>(blockIdx.z) : warp);
-  if ((!together && blockIdx.z != 0) || (together && head >= a.heads)) return;  // all of the block, or none
-  int before = 0;
-  for (int i = lane; i < sequence; i += 32) before += splits_of(__ldcg(a.batch.context_lengths + i));
-  before = __reduce_add_sync(~0u, before);
+  add_up(a.sequences, kMergeThreads, first_split,
+         [&](int i) { return splits_of(__ldcg(a.batch.context_lengths + i)); });
+  add_up(a.sequences, kMergeThreads, first_merge,
+         [&](int i) { return merges_of(first_split[i + 1] - first_split[i], a.heads); });
   const SplitRecord record(a.heads, head_dim);
-  const float* const first = a.workspace + before * record.words;
   wait_for_previous();
-  if (head >= a.heads) return;
 
-  PartialHead<kParts> total;
-  const int step = together ? kMergeWarps : 1;
-  for (int base = together ? warp : 0; base < splits; base += step * kAtOnce) {
-    float4 vector[kAtOnce][kParts];
-    float2 max_and_sum[kAtOnce];
+  for (int merge = blockIdx.x; merge < first_merge[a.sequences]; merge += gridDim.x) {
+    const int sequence = find_sequence(first_merge, a.sequences, merge);
+    const int place = merge - first_merge[sequence];
+    const int splits = first_split[sequence + 1] - first_split[sequence];
+    const bool together = splits > kFewSplits;
+    const int head = together ? place : place * kMergeWarps + warp;
+    if (head >= a.heads) continue;  // only where each warp is for itself
+    const float* const first = a.workspace + first_split[sequence] * record.words;
+
+    PartialHead<kParts> total;
+    const int step = together ? kMergeWarps : 1;
+    for (int base = together ? warp : 0; base < splits; base += step * kAtOnce) {
+      float4 vector[kAtOnce][kParts];
+      float2 max_and_sum[kAtOnce];
 #pragma unroll
-    for (int j = 0; j < kAtOnce; ++j) {
-      const int split = base + j * step;
-      const float* from = first + split * record.words;
-      max_and_sum[j] = split < splits ? __ldcg(reinterpret_cast<const float2*>(from + record.stats + 2 * head))
-                                      : float2{-INFINITY, 0};
+      for (int j = 0; j < kAtOnce; ++j) {
+        const int split = base + j * step;
+        const float* from = first + split * record.words;
+        max_and_sum[j] = split < splits ? __ldcg(reinterpret_cast<const float2*>(from + record.stats + 2 * head))
+                                        : float2{-INFINITY, 0};
 #pragma unroll
-      for (int i = 0; i < kParts; ++i) {
-        const int dimension = 128 * i + 4 * lane;
-        vector[j][i] = split < splits && dimension < head_dim
-                           ? __ldcg(reinterpret_cast<const float4*>(from + head * head_dim + dimension))
-                           : float4{0, 0, 0, 0};
+        for (int i = 0; i < kParts; ++i) {
+          const int dimension = 128 * i + 4 * lane;
+          vector[j][i] = split < splits && dimension < head_dim
+                             ? __ldcg(reinterpret_cast<const float4*>(from + head * head_dim + dimension))
+                             : float4{0, 0, 0, 0};
+        }
       }
+#pragma unroll
+      for (int j = 0; j < kAtOnce; ++j) total.add(vector[j], max_and_sum[j].x, max_and_sum[j].y);
+    }
+    if (!together) {
+      store_head(a, sequence, head, total);
+      continue;
     }
 #pragma unroll
-    for (int j = 0; j < kAtOnce; ++j) total.add(vector[j], max_and_sum[j].x, max_and_sum[j].y);
-  }
-  if (!together) {
-    store_head(a, sequence, head, total);
-    return;
-  }
+    for (int i = 0; i < kParts; ++i) vectors[warp][i][lane] = total.vector[i];
+    if (lane == 0) stats[warp] = float2{total.max, total.sum};
+    __syncthreads();
+    if (warp == 0) {
 #pragma unroll
-  for (int i = 0; i < kParts; ++i) vectors[warp][i][lane] = total.vector[i];
-  if (lane == 0) stats[warp] = float2{total.max, total.sum};
-  __syncthreads();
-  if (warp != 0) return;
+      for (int w = 1; w < kMergeWarps; ++w) {
+        float4 vector[kParts];
 #pragma unroll
-  for (int w = 1; w < kMergeWarps; ++w) {
-    float4 vector[kParts];
-#pragma unroll
-    for (int i = 0; i < kParts; ++i) vector[i] = vectors[w][i][lane];
-    total.add(vector, stats[w].x, stats[w].y);
+        for (int i = 0; i < kParts; ++i) vector[i] = vectors[w][i][lane];
+        total.add(vector, stats[w].x, stats[w].y);
+      }
+      store_head(a, sequence, head, total);
+    }
+    __syncthreads();
   }
-  store_head(a, sequence, head, total);
+}
+
+template <int kParts>
+cudaError_t launch_merge(const DecodeArguments& arguments, int processors, cudaStream_t stream) {
+  constexpr int kBlocksOfProcessor = 2;
+  const int most = std::min(arguments.sequences * arguments.heads, processors * kBlocksOfProcessor);
+  return launch(merge_splits<kParts>, dim3(most), dim3(kMergeThreads), 2 * (arguments.sequences + 1) * sizeof(int),
+                stream, arguments);
 }
 
 }  // namespace glyd::cuda
