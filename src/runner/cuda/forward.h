@@ -65,6 +65,7 @@ class Forward {
 
   // Whether the logits come to this rank: of several, to the first one that has the head. The others do nothing in
   // choose() and finish_logits().
+  bool shares() const { return exchange_ != nullptr && exchange_->ranks() > 1; }  // products with other ranks
   bool has_logits() const { return weights_.has_head() && (!shares() || exchange_->has_logits()); }
 
   // Between capturing a pass and launching it: see RankExchange::meet_on_host().
@@ -92,7 +93,6 @@ class Forward {
   void attend(const PassShape& pass, int layer, const cuda::Activations& out);
   void head(const cuda::Product* before, const std::int32_t* rows, int count);
   Cublas& cublas();
-  bool shares() const { return exchange_ != nullptr && exchange_->ranks() > 1; }  // products with other ranks
   bool own_products(const PassShape& pass) const { return pass.kind != Pass::Long && settings_.gemm == Gemm::Auto; }
 
   const model::Config& config_;
