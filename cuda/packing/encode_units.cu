@@ -192,9 +192,8 @@ __device__ __forceinline__ void write_weights(const LaneSource& source, std::uin
       if ((exceptions >> byte & 1) == 0) continue;
       const std::uint32_t pair = byte & 2 ? b.pairs[byte / 4] : a.pairs[byte / 4];
       ++number;
-      *(list - number) =
-          resident_exception(group * codec::kGroupBytes + lane * 16 + byte, pair >> (byte % 2 * 16) & 0xFFFF,
-                             number == count_all, number < group_end);
+      *(list - number) = resident_exception(group * codec::kGroupBytes + lane * 16 + byte,
+                                            pair >> (byte % 2 * 16) & 0xFFFF, number == count_all, number < group_end);
     }
     written = group_end;
   }
@@ -240,11 +239,9 @@ __global__ void __launch_bounds__(kThreads)
     reinterpret_cast<std::uint16_t*>(out)[lane] = static_cast<std::uint16_t>(plan.start);
   } else {
     const std::uint32_t expected = plan.header.words * lane + plan.header.words / 2;
-    reinterpret_cast<std::uint8_t*>(out)[lane] =
-        static_cast<std::uint8_t>(plan.start + codec::kStartBias - expected);
+    reinterpret_cast<std::uint8_t*>(out)[lane] = static_cast<std::uint8_t>(plan.start + codec::kStartBias - expected);
   }
-  write_weights(lane_source, groups, lane, place_sign_mantissa(grid, to, tile, block),
-                out, plan.header.exceptions);
+  write_weights(lane_source, groups, lane, place_sign_mantissa(grid, to, tile, block), out, plan.header.exceptions);
   std::uint32_t* const bits = out + codec::start_bytes(plan.header) / 4;
   for (std::uint32_t i = lane; i < plan.header.words; i += 32) bits[i] = words[i];
 }

@@ -1,5 +1,6 @@
 // A file's units, checked, to their places in the resident layout: nearly a copy, one warp a unit. Units are aligned to
-// four bytes only, so words are what is copied; sign+mantissa bytes move 16 a lane and are woven; exceptions turn round.
+// four bytes only, so words are what is copied; sign+mantissa bytes move 16 a lane and are woven; exceptions turn
+// round.
 
 #include "cuda/common/launch.h"
 #include "cuda/packing/packing.h"

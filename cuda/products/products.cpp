@@ -86,7 +86,8 @@ std::uint32_t largest_block_bytes(KernelSet set, int shared_bytes) {
   constexpr std::uint32_t kMost = 24 * 1024, kTable = kTableEntries * 32 * 4;
   const auto shared = static_cast<std::uint32_t>(std::max(shared_bytes, 0));
   if (set == KernelSet::Hopper) return kMost;
-  return shared <= kTable ? 0 : std::min(kMost, (shared - kTable) / 2 / 128 * 128 - 16);  // two buffers beside the table
+  return shared <= kTable ? 0
+                          : std::min(kMost, (shared - kTable) / 2 / 128 * 128 - 16);  // two buffers beside the table
 }
 
 Layout activation_layout(KernelSet set, int tokens) {
