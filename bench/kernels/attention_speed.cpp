@@ -14,21 +14,16 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
-#include <cstdlib>
 #include <numeric>
 #include <random>
 #include <string>
 #include <vector>
 
 #include "base/error.h"
-#include "base/text.h"
+#include "bench/kernels/timing.h"
 #include "cuda/attention/attention.h"
 #include "cuda/packing/packing.h"
 #include "io/json.h"
-#include "runner/cuda/check.h"
-#include "runner/cuda/decode_graphs.h"
-#include "runner/cuda/device.h"
-#include "runner/cuda/device_memory.h"
 
 namespace {
 
@@ -57,13 +52,12 @@ runner::DeviceMemory random_values(std::uint64_t seed, std::int64_t rows, std::i
 }
 
 struct Result {
-  double microseconds = 0, low = 0, high = 0;  // of a layer: median and quartiles
-  std::int64_t bytes = 0;                      // of a layer's keys and values that are seen
+  bench::Times times;      // of a layer
+  std::int64_t bytes = 0;  // of a layer's keys and values that are seen
   int layers = 0;
 };
 
 Result measure(const Options& options, int tokens, cudaStream_t stream) {
-  constexpr std::int64_t kBehindCaches = 400 << 20;
   std::mt19937 random(1);
   std::vector<std::int32_t> lengths;
   std::int64_t total = 0, blocks = 0;
@@ -87,7 +81,7 @@ Result measure(const Options& options, int tokens, cudaStream_t stream) {
   const std::int64_t kv_width = std::int64_t{options.kv_heads} * options.head_dim;
   Result result;
   result.bytes = total * kv_width * 4;
-  result.layers = static_cast<int>(std::max<std::int64_t>(8, kBehindCaches / result.bytes + 1));
+  result.layers = static_cast<int>(std::max<std::int64_t>(8, bench::kBehindCaches / result.bytes + 1));
   std::vector<runner::DeviceMemory> keys, values;
   for (int i = 0; i < result.layers; ++i) {
     keys.push_back(random_values(static_cast<std::uint64_t>(2 * i), blocks * cuda::kCacheBlock, kv_width, stream));
@@ -113,28 +107,12 @@ Result measure(const Options& options, int tokens, cudaStream_t stream) {
           "attention");
   };
   launch(0);  // once outside: for what is set up at first use
-  const runner::Graph graph(stream, [&] {
+  std::vector<std::unique_ptr<runner::Graph>> graphs;
+  graphs.push_back(std::make_unique<runner::Graph>(stream, [&] {
     for (std::size_t layer = 0; layer < keys.size(); ++layer) launch(layer);
-  });
-  cudaEvent_t begin = nullptr, end = nullptr;
-  check(cudaEventCreate(&begin), "an event");
-  check(cudaEventCreate(&end), "an event");
-  std::vector<double> times;
-  for (int i = -3; i < options.repeats; ++i) {
-    check(cudaEventRecord(begin, stream), "an event");
-    graph.launch(stream);
-    check(cudaEventRecord(end, stream), "an event");
-    check(cudaEventSynchronize(end), "attention");
-    float ms = 0;
-    check(cudaEventElapsedTime(&ms, begin, end), "an event");
-    if (i >= 0) times.push_back(ms * 1000.0 / result.layers);
-  }
-  cudaEventDestroy(begin);
-  cudaEventDestroy(end);
-  std::sort(times.begin(), times.end());
-  result.microseconds = times[times.size() / 2];
-  result.low = times[times.size() / 4];
-  result.high = times[times.size() * 3 / 4];
+  }));
+  bench::time_graphs(graphs, result.layers, 3, stream);  // warms up
+  result.times = bench::time_graphs(graphs, result.layers, options.repeats, stream).front();
   return result;
 }
 
@@ -146,12 +124,7 @@ Options parse(int argc, char** argv) {
       if (i + 1 == argc) fail(Code::Usage, "{} needs a value", option);
       return std::string(argv[++i]);
     };
-    const auto number = [&](int least, int most) {
-      const std::string text = value();
-      const int n = std::atoi(text.c_str());
-      if (n < least || n > most) fail(Code::Usage, "{} {}: expected {} to {}", option, text, least, most);
-      return n;
-    };
+    const auto number = [&](int least, int most) { return bench::parse_number(option, value(), least, most); };
     if (option == "--sequences") {
       options.sequences = number(1, 1024);
     } else if (option == "--spread") {
@@ -165,35 +138,24 @@ Options parse(int argc, char** argv) {
     } else if (option == "--repeats") {
       options.repeats = number(1, 100000);
     } else if (option == "-o") {
-      options.json = value() == "json";
+      options.json = bench::parse_output(value());
     } else if (option == "--tokens") {
-      options.tokens.clear();
-      const std::string list = value();
-      for (std::size_t begin = 0; begin <= list.size();) {
-        const std::size_t end = std::min(list.size(), list.find(',', begin));
-        const int tokens = std::atoi(list.substr(begin, end - begin).c_str());
-        if (tokens < 1 || tokens > 1 << 20) fail(Code::Usage, "--tokens {}: expected 1 to {}", list, 1 << 20);
-        options.tokens.push_back(tokens);
-        begin = end + 1;
-      }
+      options.tokens = bench::parse_list(option, value(), 1, 1 << 20);
     } else {
       fail(Code::Usage, "{} is not an option; see the head of bench/kernels/attention_speed.cpp", option);
     }
   }
+  if (options.heads % options.kv_heads != 0)
+    fail(Code::Usage, "--heads {}: not a multiple of --kv-heads {}", options.heads, options.kv_heads);
+  if (options.head_dim % 8 != 0) fail(Code::Usage, "--head-dim {}: expected a multiple of 8", options.head_dim);
   return options;
 }
 
 void run(const Options& options) {
-  constexpr std::uint64_t kRead = std::uint64_t{4} << 30;
   cudaDeviceProp properties{};
   check(cudaGetDeviceProperties(&properties, 0), "the GPU");
   const runner::Stream stream;
-  double bandwidth = 0;  // bytes a second
-  {
-    const runner::DeviceMemory memory(kRead);
-    check(cudaMemsetAsync(memory.get(), 0x5A, kRead, stream.get()), "the bandwidth");
-    bandwidth = runner::measure_read_bandwidth(memory.get(), kRead, stream.get());
-  }
+  const double bandwidth = bench::read_bandwidth(stream.get());
   if (!options.json) {
     fmt::print("{}, {} multiprocessors, reads {:.2f} TB/s; {} query heads, {} of keys and values, {} dimensions\n",
                properties.name, properties.multiProcessorCount, bandwidth * 1e-12, options.heads, options.kv_heads,
@@ -203,19 +165,19 @@ void run(const Options& options) {
   io::Json rows = io::Json::array();
   for (const int tokens : options.tokens) {
     const Result r = measure(options, tokens, stream.get());
-    const double rate = static_cast<double>(r.bytes) / r.microseconds * 1e6;
+    const double rate = static_cast<double>(r.bytes) / r.times.median * 1e6;
     const double ideal = static_cast<double>(r.bytes) / bandwidth * 1e6;
     rows.push_back({{"sequences", options.sequences},
                     {"tokens", tokens},
                     {"spread", options.spread},
                     {"layers", r.layers},
-                    {"us", r.microseconds},
-                    {"us_quartiles", {r.low, r.high}},
+                    {"us", r.times.median},
+                    {"us_quartiles", {r.times.low, r.times.high}},
                     {"bytes", r.bytes},
                     {"bandwidth_share", rate / bandwidth}});
     if (options.json) continue;
     fmt::print("{:>9}{:>8}{:>8}   {:8.2f} ({:7.2f}-{:7.2f})      {:13.2f} us   {:8.0f}   {:3.0f} %\n",
-               options.sequences, tokens, r.layers, r.microseconds, r.low, r.high, ideal, rate * 1e-9,
+               options.sequences, tokens, r.layers, r.times.median, r.times.low, r.times.high, ideal, rate * 1e-9,
                100 * rate / bandwidth);
     std::fflush(stdout);
   }
@@ -233,11 +195,5 @@ void run(const Options& options) {
 }  // namespace
 
 int main(int argc, char** argv) {
-  try {
-    run(parse(argc, argv));
-  } catch (const std::exception& e) {
-    std::fprintf(stderr, "error: %s\n", e.what());
-    return 1;
-  }
-  return 0;
+  return bench::run_program([&] { run(parse(argc, argv)); });
 }

@@ -15,7 +15,6 @@
 #include <array>
 #include <chrono>
 #include <cstdio>
-#include <cstdlib>
 #include <functional>
 #include <memory>
 #include <optional>
@@ -24,16 +23,13 @@
 
 #include "base/error.h"
 #include "base/text.h"
+#include "bench/kernels/timing.h"
 #include "cuda/packing/packing.h"
 #include "cuda/products/products.h"
 #include "io/json.h"
 #include "model/config.h"
 #include "model/weights.h"
-#include "runner/cuda/check.h"
 #include "runner/cuda/cublas.h"
-#include "runner/cuda/decode_graphs.h"
-#include "runner/cuda/device.h"
-#include "runner/cuda/device_memory.h"
 #include "runner/cuda/packer.h"
 
 namespace {
@@ -49,7 +45,7 @@ struct Options {
   std::vector<int> columns{1, 8, 16, 32, 64, 128};
   std::string matrix;
   int repeats = 15;
-  double seconds = 0;
+  int seconds = 0;
   bool json = false;
   cuda::KernelSet set = cuda::KernelSet::Hopper;
 };
@@ -78,12 +74,11 @@ struct Device {
 };
 
 Matrix make_matrix(const std::string& name, std::int64_t rows, std::int64_t cols, Device& device) {
-  constexpr std::uint64_t kBehindCaches = 400 << 20;
   cudaStream_t stream = device.stream.get();
   Matrix m{name, rows, cols, cuda::make_partition(rows, cols, device.properties.multiProcessorCount), {}, {}, 0, {}};
   const std::int64_t stride = (cols + 31) / 32 * 32;
   const auto plain_bytes = static_cast<std::uint64_t>(rows * stride) * 2;
-  const auto copies = std::max<std::uint64_t>(2, kBehindCaches / (plain_bytes / 3 * 2) + 1);
+  const auto copies = std::max<std::uint64_t>(2, bench::kBehindCaches / (plain_bytes / 3 * 2) + 1);
   const auto scratch_bytes = runner::Packer::scratch_bytes(rows, cols);
   const runner::DeviceMemory scratch(scratch_bytes);
   runner::Packer packer(scratch.get(), scratch_bytes);
@@ -116,40 +111,16 @@ void launch(Device& device, const Matrix& m, Kind kind, cuda::KernelSet set, int
   }
 }
 
-struct Times {
-  double median = 0, low = 0, high = 0;  // microseconds: median and quartiles
-};
-
 // Of one of the `launches` that each graph holds; the graphs are replayed by turns.
-std::array<Times, 3> time_kinds(Device& device, int repeats, int launches, const std::function<void(Kind)>& capture) {
+std::array<bench::Times, 3> time_kinds(Device& device, int repeats, int launches,
+                                       const std::function<void(Kind)>& capture) {
   std::vector<std::unique_ptr<runner::Graph>> graphs;
   for (const Kind kind : {kPacked, kPlain, kCublas}) {
     capture(kind);  // once outside: for what is set up at first use
     graphs.push_back(std::make_unique<runner::Graph>(device.stream.get(), [&] { capture(kind); }));
   }
-  cudaEvent_t begin = nullptr, end = nullptr;
-  check(cudaEventCreate(&begin), "an event");
-  check(cudaEventCreate(&end), "an event");
-  std::array<std::vector<double>, 3> all;
-  for (int i = 0; i < repeats; ++i) {
-    for (std::size_t k = 0; k < graphs.size(); ++k) {
-      check(cudaEventRecord(begin, device.stream.get()), "an event");
-      graphs[k]->launch(device.stream.get());
-      check(cudaEventRecord(end, device.stream.get()), "an event");
-      check(cudaEventSynchronize(end), "a product");
-      float ms = 0;
-      check(cudaEventElapsedTime(&ms, begin, end), "an event");
-      all[k].push_back(ms * 1000.0 / launches);
-    }
-  }
-  cudaEventDestroy(begin);
-  cudaEventDestroy(end);
-  std::array<Times, 3> times;
-  for (std::size_t k = 0; k < times.size(); ++k) {
-    std::sort(all[k].begin(), all[k].end());
-    times[k] = {all[k][all[k].size() / 2], all[k][all[k].size() / 4], all[k][all[k].size() * 3 / 4]};
-  }
-  return times;
+  const std::vector<bench::Times> times = bench::time_graphs(graphs, launches, repeats, device.stream.get());
+  return {times[kPacked], times[kPlain], times[kCublas]};
 }
 
 // "1755 MHz, 612 W" while work is under way; empty where nvidia-smi does not say.
@@ -192,10 +163,11 @@ Sustained run_for(Device& device, double seconds, int launches, const std::funct
 }
 
 io::Json report(const Options& options, const Device& device, const std::string& name, int tokens,
-                const std::array<Times, 3>& times, const std::function<std::uint64_t(Kind)>& bytes, double bits) {
+                const std::array<bench::Times, 3>& times, const std::function<std::uint64_t(Kind)>& bytes,
+                double bits) {
   io::Json row{{"matrix", name}, {"columns", tokens}, {"bits_per_weight", bits}};
   for (const Kind kind : {kPacked, kPlain, kCublas}) {
-    const Times& t = times[kind];
+    const bench::Times& t = times[kind];
     row[kKinds[kind]] = {{"us", t.median},
                          {"us_quartiles", {t.low, t.high}},
                          {"bandwidth_share", static_cast<double>(bytes(kind)) / t.median * 1e6 / device.bandwidth}};
@@ -203,7 +175,7 @@ io::Json report(const Options& options, const Device& device, const std::string&
   row["cublas_over_packed"] = times[kCublas].median / times[kPacked].median;
   if (!options.json) {
     const auto cell = [&](Kind kind) {
-      const Times& t = times[kind];
+      const bench::Times& t = times[kind];
       return fmt::format("{:7.1f} ({:6.1f}-{:6.1f}) {:3.0f} %", t.median, t.low, t.high,
                          100 * static_cast<double>(bytes(kind)) / t.median * 1e6 / device.bandwidth);
     };
@@ -286,22 +258,13 @@ Options parse(int argc, char** argv) {
     } else if (option == "--matrix") {
       options.matrix = value();
     } else if (option == "--repeats") {
-      options.repeats = std::max(1, std::atoi(value().c_str()));
+      options.repeats = bench::parse_number(option, value(), 1, 100000);
     } else if (option == "--seconds") {
-      options.seconds = std::atof(value().c_str());
+      options.seconds = bench::parse_number(option, value(), 1, 3600);
     } else if (option == "-o") {
-      options.json = value() == "json";
+      options.json = bench::parse_output(value());
     } else if (option == "--columns") {
-      options.columns.clear();
-      const std::string list = value();
-      for (std::size_t begin = 0; begin <= list.size();) {
-        const std::size_t end = std::min(list.size(), list.find(',', begin));
-        const int columns = std::atoi(list.substr(begin, end - begin).c_str());
-        if (columns < 1 || columns > cuda::kMaxColumns)
-          fail(Code::Usage, "--columns {}: expected 1 to {}", list, cuda::kMaxColumns);
-        options.columns.push_back(columns);
-        begin = end + 1;
-      }
+      options.columns = bench::parse_list(option, value(), 1, cuda::kMaxColumns);
     } else if (option.starts_with("-")) {
       fail(Code::Usage, "{} is not an option; see the head of bench/kernels/product_speed.cpp", option);
     } else {
@@ -315,11 +278,7 @@ Options parse(int argc, char** argv) {
 void run(const Options& options) {
   Device device;
   check(cudaGetDeviceProperties(&device.properties, 0), "the GPU");
-  {
-    const runner::DeviceMemory memory(std::uint64_t{4} << 30);
-    check(cudaMemsetAsync(memory.get(), 0x5A, std::uint64_t{4} << 30, device.stream.get()), "the bandwidth");
-    device.bandwidth = runner::measure_read_bandwidth(memory.get(), std::uint64_t{4} << 30, device.stream.get());
-  }
+  device.bandwidth = bench::read_bandwidth(device.stream.get());
   // Any numbers serve as activations, in every layout.
   constexpr std::int64_t kWidest = 65536;
   device.x = runner::DeviceMemory(std::uint64_t{2} * cuda::kMaxColumns * kWidest);
@@ -345,11 +304,5 @@ void run(const Options& options) {
 }  // namespace
 
 int main(int argc, char** argv) {
-  try {
-    run(parse(argc, argv));
-  } catch (const std::exception& e) {
-    std::fprintf(stderr, "error: %s\n", e.what());
-    return 1;
-  }
-  return 0;
+  return bench::run_program([&] { run(parse(argc, argv)); });
 }

@@ -4,7 +4,7 @@
 //
 // What binds it, up to 16 columns, is everything at once: of a layer's largest matrix the chip reads 86 % of its read
 // bandwidth, while its shared memory is busy 70 to 75 % of the clocks (table 8 wavefronts for 512 weights, refills 10,
-// activations 4 for 8 columns, weights 4), the integer pipe 62 %, the issue slots 60 %. Under load without a pause
+// activations 4 for 8 columns, weights 4), the integer pipe 62 %, the issue slots 57 %. Under load without a pause
 // there is a harder bound: at 700 W the clock falls from 1980 to 1680 MHz, and what counts is energy a weight.
 // docs/kernels.md has the budget, and what was tried.
 //
