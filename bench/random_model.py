@@ -91,9 +91,13 @@ def main():
     config = json.loads((source / "config.json").read_text())
     if config.get("model_type") not in ("qwen2", "qwen3", "llama"):
         sys.exit(f"{source / 'config.json'}: model_type {config.get('model_type')!r} is not one that this script knows")
+    if config.get("mlp_bias"):
+        sys.exit(f"{source / 'config.json'}: mlp_bias is not one of the keys that this script knows")
+    if target.exists():
+        sys.exit(f"{target} is there already: name a folder that is not, or remove it")
     target.mkdir(parents=True)
     for file in source.iterdir():
-        if file.is_file():
+        if file.is_file() and ".safetensors" not in file.name:
             shutil.copy(file, target)
     random.seed(1)
     pool = memoryview(bf16(random.gauss(0, 0.02) for _ in range(POOL)))

@@ -12,7 +12,7 @@
 namespace glyd::tools {
 
 struct DeviceOptions {
-  std::string device;         // "cpu", "cuda", "cuda:1"
+  std::string device;         // as runner::Options has it
   bool device_named = false;  // by the user; else the machine's own choice
   int threads = 0;
   int tensor_parallel = 1, pipeline_parallel = 1;

@@ -7,6 +7,7 @@
 #include <condition_variable>
 #include <exception>
 #include <mutex>
+#include <system_error>
 #include <thread>
 #include <vector>
 
@@ -97,18 +98,26 @@ struct ThreadPool::State {
     }
     wake.notify_all();
   }
+
+  void end() {
+    stop.store(true, std::memory_order_release);
+    start_generation();
+    for (auto& t : workers) t.join();
+  }
 };
 
 ThreadPool::ThreadPool(int threads) : state_(std::make_unique<State>()) {
   if (threads < 1 || threads > 1024) fail(Code::Usage, "--threads {}: expected 1 to 1024", threads);
-  for (int i = 1; i < threads; ++i) state_->workers.emplace_back([s = state_.get(), i] { s->worker(i); });
+  try {
+    for (int i = 1; i < threads; ++i) state_->workers.emplace_back([s = state_.get(), i] { s->worker(i); });
+  } catch (const std::system_error&) {
+    const std::size_t started = state_->workers.size() + 1;
+    state_->end();
+    fail(Code::Runtime, "the system starts {} of {} threads and no more; lower --threads", started, threads);
+  }
 }
 
-ThreadPool::~ThreadPool() {
-  state_->stop.store(true, std::memory_order_release);
-  state_->start_generation();
-  for (auto& t : state_->workers) t.join();
-}
+ThreadPool::~ThreadPool() { state_->end(); }
 
 int ThreadPool::thread_index() { return index_in_pool; }
 

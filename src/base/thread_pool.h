@@ -13,7 +13,8 @@ int available_threads();
 
 class ThreadPool {
  public:
-  // `threads` counts the calling thread: 1 starts none. Throws Error(Usage) outside 1..1024.
+  // `threads` counts the calling thread: 1 starts none. Throws Error(Usage) outside 1..1024,
+  // Error(Runtime) when the system starts fewer.
   explicit ThreadPool(int threads = available_threads());
   ~ThreadPool();
   ThreadPool(const ThreadPool&) = delete;

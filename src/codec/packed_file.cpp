@@ -45,11 +45,6 @@ PackedTensor::PackedTensor(const io::Safetensors& file, const io::Tensor& tensor
   }
 }
 
-void PackedTensor::read_packed(std::span<std::byte> out) const {
-  if (out.size() != bytes()) fail(Code::Runtime, "{}: a buffer of {} bytes for {}", what_, out.size(), bytes());
-  file_->read(*tensor_, 0, out);
-}
-
 int PackedTensor::longest_word() const {
   return PairCode::parse({reinterpret_cast<const std::uint8_t*>(code_.data()), code_.size()}, what_).bits();
 }

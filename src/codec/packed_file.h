@@ -26,9 +26,8 @@ class PackedTensor {
   std::uint64_t bytes() const { return tensor_->end - tensor_->begin; }
   int longest_word() const;  // of its code, in bits
 
-  // The packed matrix as it is stored, for an Unpacker or a device: `out` has bytes(). Its units are not looked at.
-  void read_packed(std::span<std::byte> out) const;
-  // Bytes [offset, offset + out.size()) of it. Safe from several threads.
+  // Bytes [offset, offset + out.size()) of the packed matrix as it is stored, for an Unpacker or a device. Its units
+  // are not looked at. Safe from several threads.
   void read_packed(std::uint64_t offset, std::span<std::byte> out) const;
 
   // Rows [first, first + rows) as bf16, row-major. Units are checked as they are decoded: throws Error(Model).

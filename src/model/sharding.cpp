@@ -143,4 +143,13 @@ ModelSpec shard_spec(const ModelSpec& spec, const Shard& shard) {
   return local;
 }
 
+std::vector<std::pair<const MatrixSpec*, MatrixPart>> all_parts(const ModelSpec& spec, const Shard& shard) {
+  std::vector<std::pair<const MatrixSpec*, MatrixPart>> all;
+  if (shard.first_stage()) all.emplace_back(&spec.embed, whole(spec.embed));
+  for (const LayerSpec& l : spec.layers)
+    all.insert(all.end(), {{&l.qkv, shard.qkv}, {&l.o, shard.o}, {&l.gate_up, shard.gate_up}, {&l.down, shard.down}});
+  if (!spec.lm_head.members.empty() && shard.vocab.size() > 0) all.emplace_back(&spec.lm_head, shard.lm_head);
+  return all;
+}
+
 }  // namespace glyd::model

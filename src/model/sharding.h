@@ -14,6 +14,7 @@
 // weights are taken as they are. An uneven cut is what equal parts padded with zeros would compute, without the zeros.
 
 #include <cstdint>
+#include <utility>
 #include <vector>
 
 #include "base/range.h"
@@ -29,7 +30,6 @@ struct MatrixPart {
   Range cols;
 
   std::uint64_t row_count() const;
-  bool is_whole(const MatrixSpec& matrix) const { return row_count() == matrix.rows && cols.size() == matrix.cols; }
 };
 MatrixPart whole(const MatrixSpec& matrix);
 
@@ -64,5 +64,8 @@ Config shard_config(const Config& config, const Shard& shard);
 // What the rank has a part of: its own layers alone; what its stage does not have is empty. The last stage of several
 // has a head of its own, rows of the embedding when that is tied.
 ModelSpec shard_spec(const ModelSpec& spec, const Shard& shard);
+
+// The matrices of shard_spec() that the rank has something of, in the order of a forward pass, and what.
+std::vector<std::pair<const MatrixSpec*, MatrixPart>> all_parts(const ModelSpec& spec, const Shard& shard);
 
 }  // namespace glyd::model

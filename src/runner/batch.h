@@ -38,7 +38,7 @@ struct Batch {
       block_tables;             // [sequences * max_blocks] KV blocks of each sequence, in order; -1 behind the end
   std::int32_t max_blocks = 0;  // columns of block_tables
   std::vector<std::int32_t> logits_rows;  // tokens (indices into token_ids) whose logits are wanted, ascending
-  // [logits_rows] 1: of this row only the id with the largest logit is wanted. Empty: logits of all rows.
+  // [logits_rows] 1: of this row only the id with the largest logit is wanted. Empty: of no row.
   std::vector<std::uint8_t> greedy;
   // [logits_rows] of a row with a request only the id drawn by it is wanted; none where `greedy` is set. Empty: no
   // requests. A runner that does not sample (Runner::samples) gives logits.

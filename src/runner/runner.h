@@ -29,7 +29,7 @@ enum class WeightFormat { AsStored, Bf16, Packed };
 enum class Gemm { Auto, Cublas };
 
 struct Options {
-  std::string device = "cpu";                   // "cpu", "cuda", "cuda:1"
+  std::string device = "cpu";                   // "cpu", "cuda", "cuda:1", or a GPU for each rank: "cuda:0,cuda:2"
   int threads = 0;                              // CPU threads; 0: all of the machine's
   int tensor_parallel = 1;                      // ranks to split each layer over
   int pipeline_parallel = 1;                    // stages of so many ranks to deal the layers out to

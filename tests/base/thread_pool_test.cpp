@@ -1,8 +1,13 @@
 #include "base/thread_pool.h"
 
+#include <sys/resource.h>
+#include <sys/wait.h>
+#include <unistd.h>
 #include <atomic>
+
 #include <catch2/catch.hpp>
 #include <stdexcept>
+#include <string>
 #include <vector>
 
 #include "base/error.h"
@@ -47,3 +52,25 @@ TEST_CASE("a loop inside a loop runs and ends", "[base]") {
 }
 
 TEST_CASE("a pool of no threads is refused by name", "[base]") { CHECK_THROWS_AS(ThreadPool(0), Error); }
+
+#if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)  // which take address space of their own
+TEST_CASE("threads that the system does not start are an error, not the end of the process", "[base]") {
+  const pid_t child = fork();
+  if (child == 0) {  // stacks of 8 MB for 512 threads do not fit
+    const rlimit limit{1u << 30, 1u << 30};
+    setrlimit(RLIMIT_AS, &limit);
+    int code = 1;
+    try {
+      glyd::ThreadPool pool(512);
+    } catch (const glyd::Error& e) {
+      code = e.code() == glyd::Code::Runtime && std::string(e.what()).find("--threads") != std::string::npos ? 0 : 2;
+    }
+    _exit(code);
+  }
+  REQUIRE(child > 0);
+  int status = 0;
+  REQUIRE(waitpid(child, &status, 0) == child);
+  CHECK(WIFEXITED(status));
+  CHECK(WEXITSTATUS(status) == 0);
+}
+#endif

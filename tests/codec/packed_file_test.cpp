@@ -205,7 +205,7 @@ TEST_CASE("Rows of a packed tensor are those of the matrix", "[codec][packed_fil
   CHECK(tensor.grid().cols == cols);
   CHECK(tensor.bytes() == packed.size());
   std::vector<std::byte> copy(packed.size());
-  tensor.read_packed(copy);
+  tensor.read_packed(0, copy);
   CHECK(copy == packed);
 
   std::mt19937 random(1);

@@ -40,6 +40,7 @@ double difference(const std::vector<float>& a, const std::vector<float>& b) {
   REQUIRE(a.size() == b.size());
   double largest = 0, worst = 0;
   for (std::size_t i = 0; i < a.size(); ++i) {
+    REQUIRE(std::isfinite(a[i]));
     largest = std::max(largest, std::abs(static_cast<double>(b[i])));
     worst = std::max(worst, std::abs(static_cast<double>(a[i]) - static_cast<double>(b[i])));
   }

@@ -65,8 +65,9 @@ MemoryPlan CpuRunner::plan(const model::Checkpoint& checkpoint) const {
 }
 
 MemoryPlan CpuRunner::plan(const model::Config& config, std::uint64_t weight_bytes) const {
+  const int ranks = communicator_ ? communicator_->global_size() : 1;
   return plan_memory(model::shard_config(config, shard_of(config)), weight_bytes, options_, pool_.size(),
-                     available_memory() / static_cast<std::uint64_t>(communicator_ ? communicator_->global_size() : 1));
+                     available_memory() / static_cast<std::uint64_t>(ranks), ranks);
 }
 
 MemoryPlan CpuRunner::plan_random(const model::Config& config) const {

@@ -62,7 +62,7 @@ class CpuRunner : public Runner {
   MemoryPlan plan(const model::Config& config, std::uint64_t weight_bytes) const;
   model::Shard shard_of(const model::Config& config) const;
   void release();
-  void allocate(const model::Config& config, MemoryPlan plan);
+  void allocate(const model::Config& whole, MemoryPlan plan);
   void run_layer(int layer, const Batch& batch, std::span<const std::int32_t> sequence_of);
   void add_ranks(FloatRows sums, std::size_t tokens);
   std::span<float> hidden_states(std::size_t tokens);

@@ -120,19 +120,6 @@ Weights make_weights(const Source& source, const model::ModelSpec& whole, const 
   return weights;
 }
 
-// All matrices of the shard's spec, and what it has of each.
-std::vector<std::pair<const model::MatrixSpec*, MatrixPart>> all_parts(const model::ModelSpec& spec,
-                                                                       const model::Shard& shard) {
-  std::vector<std::pair<const model::MatrixSpec*, MatrixPart>> all;
-  if (shard.first_stage()) all.emplace_back(&spec.embed, model::whole(spec.embed));
-  for (const model::LayerSpec& layer : spec.layers)
-    all.insert(
-        all.end(),
-        {{&layer.qkv, shard.qkv}, {&layer.o, shard.o}, {&layer.gate_up, shard.gate_up}, {&layer.down, shard.down}});
-  if (!spec.lm_head.members.empty()) all.emplace_back(&spec.lm_head, shard.lm_head);
-  return all;
-}
-
 // A part in memory, plain.
 std::uint64_t plain_bytes(const MatrixPart& part) {
   return multiply(multiply(part.row_count(), padded(part.cols.size())), sizeof(Bf16));

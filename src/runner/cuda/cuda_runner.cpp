@@ -31,7 +31,7 @@ class CudaRunner : public Runner {
       : options_(options), group_(std::move(group)) {
     if (options.gemm == Gemm::Cublas && options.weights == WeightFormat::Packed)
       fail(Code::Usage, "--gemm cublas: cuBLAS multiplies plain weights only; use it with --weights bf16");
-    place_.index = group_ ? group_->device(communicator->global_rank()) : device_index(options.device);
+    place_.index = group_ ? group_->device(communicator->global_rank()) : rank_devices(options.device, 1).front();
     place_.kernels = choose_kernels(place_.index);
     place_.group = group_.get();
     place_.communicator = communicator;
@@ -130,11 +130,11 @@ void CudaRunner::load_from(const Origin& origin, Progress& progress) {
 std::function<void(int)> CudaRunner::tracer(int tokens) {
   if (!trace_) return {};
   return [this, tokens](int layer) {
-    const LoadedModel& m = model();
+    LoadedModel& m = model();
     std::vector<std::uint16_t> narrow(static_cast<std::size_t>(tokens * m.config.hidden_size));
     check(cudaMemcpyAsync(narrow.data(), m.work.hidden, narrow.size() * 2, cudaMemcpyDeviceToHost, m.stream.get()),
           "a trace");
-    check(cudaStreamSynchronize(m.stream.get()), "a trace");
+    m.synchronize();
     std::vector<float> wide(narrow.size());
     std::transform(narrow.begin(), narrow.end(), wide.begin(), [](std::uint16_t x) { return to_float(Bf16{x}); });
     trace_(layer < 0 ? layer : layer + static_cast<int>(m.shard.layers.begin), wide);
@@ -160,7 +160,7 @@ const DecodeGraphs& CudaRunner::decode_graphs(int tokens) {
     const std::uint64_t free_before = free_memory(place_.index);
     launch_decode(tokens);  // for what is set up at first use: capturing may not
     m.forward->finish_logits(tokens);
-    check(cudaStreamSynchronize(m.stream.get()), "a step");
+    m.synchronize();
     graphs = m.graphs
                  .try_emplace(
                      tokens, m.stream.get(), [&] { launch_decode(tokens); }, [&] { m.forward->finish_logits(tokens); })
@@ -254,7 +254,7 @@ std::vector<std::pair<std::string, double>> CudaRunner::step_profile() {
   if (!model_) return {};
   return with_ranks([&]() -> std::vector<std::pair<std::string, double>> {
     if (last_decode_ == 0 || !captures()) return {};
-    return profile_decode(*model_->forward, last_decode_, model_->stream.get());
+    return profile_decode(*model_->forward, last_decode_, model_->stream.get(), [this] { model_->synchronize(); });
   });
 }
 

@@ -10,12 +10,12 @@
 
 namespace glyd::runner {
 
-// Device memory for a while (the runner's lasting memory is the Arena's). 0 bytes is no memory.
+// Device memory beside the runner's Arena: for a while, or where other GPUs reach it. 0 bytes is no memory.
 class DeviceMemory {
  public:
   DeviceMemory() = default;
   explicit DeviceMemory(std::uint64_t bytes) {
-    if (bytes > 0) check(cudaMalloc(&data_, bytes), "memory for loading");
+    if (bytes > 0) check(cudaMalloc(&data_, bytes), "taking device memory");
   }
   ~DeviceMemory() { cudaFree(data_); }
   DeviceMemory(DeviceMemory&& other) noexcept : data_(std::exchange(other.data_, nullptr)) {}

@@ -63,9 +63,9 @@ class Forward {
   // Kernels that later passes do without: what a pass then takes less is their time. Results are garbage meanwhile.
   void leave_out(Part part) { left_out_ = part; }
 
+  bool shares() const { return exchange_ != nullptr && exchange_->ranks() > 1; }  // products with other ranks
   // Whether the logits come to this rank: of several, to the first one that has the head. The others do nothing in
   // choose() and finish_logits().
-  bool shares() const { return exchange_ != nullptr && exchange_->ranks() > 1; }  // products with other ranks
   bool has_logits() const { return weights_.has_head() && (!shares() || exchange_->has_logits()); }
 
   // Between capturing a pass and launching it: see RankExchange::meet_on_host().

@@ -23,16 +23,17 @@ std::uint64_t block_bytes(const model::Config& c) {
 
 void check_model(const model::Config& c, int ranks) {
   const auto require = [&](bool ok, const char* name, std::int64_t value, const char* expected) {
-    if (!ok && ranks > 1)
-      fail(Code::Usage,
-           "-tp {}: a rank's part of {} would be {}: a GPU runs models where it is {}; use fewer ranks or --device cpu",
-           ranks, name, value, expected);
     if (!ok)
       fail(Code::Model, "config.json: {} is {}: a GPU runs models where it is {}; use --device cpu", name, value,
            expected);
   };
   require(c.hidden_size % 8 == 0 && c.hidden_size <= 32768, "hidden_size", c.hidden_size,
           "a multiple of 8, at most 32768");
+  if (ranks > 1 && c.intermediate_size % 8 != 0)
+    fail(Code::Usage,
+         "-tp {}: a rank's part of intermediate_size would be {}: a GPU runs models where it is a multiple of 8; use "
+         "fewer ranks or --device cpu",
+         ranks, c.intermediate_size);
   require(c.intermediate_size % 8 == 0, "intermediate_size", c.intermediate_size, "a multiple of 8");
   require(c.head_dim % 8 == 0 && c.head_dim <= 256, "head_dim", c.head_dim, "a multiple of 8, at most 256");
 }

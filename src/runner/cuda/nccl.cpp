@@ -36,8 +36,8 @@ struct Nccl::Functions {
     }
     if (library == nullptr) {
       fail(Code::Runtime,
-           "NCCL is missing (libnccl.so.2), and the GPUs cannot write into each other's memory without it; install it "
-           "or put its folder on LD_LIBRARY_PATH");
+           "NCCL is missing (libnccl.so.2), which is needed where GPUs do not reach each other's memory or "
+           "GLYD_ALL_REDUCE=nccl asks for it; install it or put its folder on LD_LIBRARY_PATH");
     }
     const auto find = [&](auto& function, const char* name) {
       function = reinterpret_cast<std::remove_reference_t<decltype(function)>>(dlsym(library, name));

@@ -33,13 +33,14 @@ Graph capture_without(Forward& forward, Part part, int tokens, cudaStream_t stre
 }
 
 // The least time of each of two graphs, replayed by turns: the chip's clock moves.
-std::pair<double, double> least_seconds(const Graph& a, const Graph& b, cudaStream_t stream) {
+std::pair<double, double> least_seconds(const Graph& a, const Graph& b, cudaStream_t stream,
+                                        const std::function<void()>& wait) {
   using Clock = std::chrono::steady_clock;
   std::pair<double, double> least{std::numeric_limits<double>::max(), std::numeric_limits<double>::max()};
   for (int i = 0; i < 2 * kReplays; ++i) {
     const auto start = Clock::now();
     (i % 2 == 0 ? a : b).launch(stream);
-    check(cudaStreamSynchronize(stream), "a step");
+    wait();
     double& seconds = i % 2 == 0 ? least.first : least.second;
     seconds = std::min(seconds, std::chrono::duration<double>(Clock::now() - start).count());
   }
@@ -48,7 +49,8 @@ std::pair<double, double> least_seconds(const Graph& a, const Graph& b, cudaStre
 
 }  // namespace
 
-std::vector<std::pair<std::string, double>> profile_decode(Forward& forward, int tokens, cudaStream_t stream) {
+std::vector<std::pair<std::string, double>> profile_decode(Forward& forward, int tokens, cudaStream_t stream,
+                                                           const std::function<void()>& wait) {
   const Graph whole = capture_without(forward, Part::None, tokens, stream);
   whole.upload(stream);
   constexpr std::pair<const char*, Part> kParts[] = {
@@ -61,7 +63,7 @@ std::vector<std::pair<std::string, double>> profile_decode(Forward& forward, int
     const Graph without = capture_without(forward, part, tokens, stream);
     without.upload(stream);
     forward.meet_ranks();
-    const auto [with_it, without_it] = least_seconds(whole, without, stream);
+    const auto [with_it, without_it] = least_seconds(whole, without, stream, wait);
     profile.front().second = std::min(profile.front().second, with_it);
     profile.emplace_back(name, with_it - without_it);
   }

@@ -132,6 +132,7 @@ void RankExchange::synchronize() {
     check(error, "a step");
   }
   check(cudaStreamSynchronize(stream_), "a step");
+  if (group_.stopped()) throw Aborted();  // kernels have stopped waiting for a rank: what they left is nothing
 }
 
 void RankExchange::stop() {

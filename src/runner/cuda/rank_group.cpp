@@ -52,8 +52,14 @@ RankGroup::RankGroup(std::vector<int> devices, int tensor_parallel)
   }
   const bool peers = apart.first < 0;
   if (shared) {
-    if (wanted == Transport::Nccl || !peers)
-      fail(Code::Usage, "--device: ranks can share a GPU only where all GPUs reach each other's memory, without NCCL");
+    if (wanted == Transport::Nccl)
+      fail(Code::Usage,
+           "GLYD_ALL_REDUCE=nccl: not for ranks that share a GPU; take it away, or name a GPU for each rank");
+    if (!peers)
+      fail(Code::Usage,
+           "--device: ranks share a GPU, but GPUs {} and {} do not reach each other's memory; name a GPU "
+           "for each rank",
+           apart.first, apart.second);
     transport_ = Transport::SharedGpu;
   } else {
     if (wanted == Transport::PeerMemory && !peers)
@@ -85,13 +91,14 @@ void RankGroup::enable_peers() const {
   for (const int a : devices_) {
     check(cudaSetDevice(a), "choosing the GPU");
     for (const int b : devices_) {
-      if (a == b || !enabled.emplace(a, b).second) continue;
+      if (a == b || enabled.count({a, b}) != 0) continue;
       const cudaError_t error = cudaDeviceEnablePeerAccess(b, 0);
       if (error == cudaErrorPeerAccessAlreadyEnabled) {  // by somebody else
         cudaGetLastError();
       } else {
         check(error, "reaching another GPU's memory");
       }
+      enabled.emplace(a, b);
     }
   }
 }

@@ -29,8 +29,7 @@ class WeightSource {
   // zero.
   virtual void rows(const PartOf& part, std::uint16_t* to, std::int64_t stride) = 0;
 
-  // Its packed bytes to device memory. What they will be: 0 bytes where it is not stored packed, or not so that it can
-  // be cut.
+  // Of its packed bytes: 0 where it is not stored packed, or not so that it can be cut.
   struct Packed {
     std::uint64_t bytes = 0;
     int longest_word = 0;  // of its code
@@ -38,6 +37,7 @@ class WeightSource {
   virtual Packed packed_size(const PartOf& part) const = 0;
   // Whether the matrix is stored packed, be the part cut as it may.
   virtual bool is_packed(const PartOf& part) const = 0;
+  // Its packed bytes to device memory.
   virtual void packed(const PartOf& part, std::uint8_t* to) = 0;
 
   // All of a vector to host memory.

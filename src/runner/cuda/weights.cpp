@@ -25,17 +25,9 @@ std::uint64_t plain_bytes(const PartOf& m) {
   return round_up(size(m.rows()) * size(plain_stride(m.cols())) * sizeof(std::uint16_t), 256);
 }
 
-// The matrices that a shard has memory for, in the order of a forward pass.
-std::vector<PartOf> all_parts(const model::ModelSpec& spec, const model::Shard& shard) {
+std::vector<PartOf> parts_of(const model::ModelSpec& spec, const model::Shard& shard) {
   std::vector<PartOf> all;
-  if (shard.first_stage()) all.push_back({&spec.embed, model::whole(spec.embed)});
-  for (const model::LayerSpec& l : spec.layers) {
-    all.push_back({&l.qkv, shard.qkv});
-    all.push_back({&l.o, shard.o});
-    all.push_back({&l.gate_up, shard.gate_up});
-    all.push_back({&l.down, shard.down});
-  }
-  if (!spec.lm_head.members.empty() && shard.vocab.size() > 0) all.push_back({&spec.lm_head, shard.lm_head});
+  for (const auto& [matrix, part] : model::all_parts(spec, shard)) all.push_back({matrix, part});
   return all;
 }
 
@@ -134,7 +126,6 @@ class Loader {
   void cut_products(DeviceMatrix& m, const std::string& name) {
     m.partition = cuda::make_partition(m.rows, m.cols, settings_.multiprocessors);
     const std::vector<std::uint8_t> splits = cuda::split_counts(m.partition);
-    m.max_splits = *std::max_element(splits.begin(), splits.end());
     auto* counts = arena_.take<std::uint8_t>(splits.size(), name.c_str());
     check(cudaMemcpyAsync(counts, splits.data(), splits.size(), cudaMemcpyHostToDevice, settings_.stream), "loading");
     check(cudaStreamSynchronize(settings_.stream), "loading weights");
@@ -212,7 +203,7 @@ class Loader {
 
 std::uint64_t file_bytes(const model::ModelSpec& spec, const model::Shard& shard) {
   std::uint64_t bytes = 0;
-  for (const PartOf& m : all_parts(spec, shard)) bytes += size(m.rows()) * size(m.cols()) * sizeof(Bf16);
+  for (const PartOf& m : parts_of(spec, shard)) bytes += size(m.rows()) * size(m.cols()) * sizeof(Bf16);
   for (const auto* v : model::all_vectors(spec)) bytes += v->size * sizeof(Bf16);
   return bytes;
 }
@@ -222,7 +213,7 @@ WeightSizes weight_sizes(const model::ModelSpec& spec, const model::Shard& shard
   constexpr std::uint64_t kSplitCounts = 4096;  // what a matrix takes for its split counts, at most
   WeightSizes sizes;
   sizes.weights = kSplitCounts;  // of a head that is part of the embedding
-  for (const PartOf& m : all_parts(spec, shard)) {
+  for (const PartOf& m : parts_of(spec, shard)) {
     sizes.weights += kSplitCounts;
     if (format == WeightFormat::Bf16 || (format == WeightFormat::AsStored && !from.is_packed(m))) {
       sizes.weights += plain_bytes(m);

@@ -21,7 +21,6 @@ struct DeviceMatrix {
   cuda::PlainMatrix plain;  // when not packed
   cuda::Partition partition;
   const std::uint8_t* splits = nullptr;  // [row groups] Product::splits
-  int max_splits = 1;
   std::uint64_t bytes = 0;
 };
 

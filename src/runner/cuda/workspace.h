@@ -22,20 +22,21 @@ struct WorkspaceShape {
   bool logits = true;          // whether logits come to this rank
 };
 
-// Device pointers into the arena. T tokens, S sequences, D columns; H, V, nq, d of the model.
+// Device pointers into the arena. T tokens, D columns, R rows whose logits are made at a time (head_columns(); none
+// without logits); H, V, nq, d of the model.
 struct Workspace {
   std::uint16_t* hidden;     // [T][H] bf16: the residual stream
   std::uint16_t* q;          // [T][nq * d] bf16
   std::uint16_t* x;          // activations: [T][stride] or an image of D columns
-  void* products;            // what a product leaves: partial sums, or bf16 rows
+  void* products;            // what a product leaves: partial sums, or bf16 or fp32 rows
   float2* rope;              // [T][rotated / 2]
   void* attention;           // attention_decode_workspace()
   void* choice;              // arg_max_workspace()
-  std::int32_t* ids;         // [S] chosen ids
+  std::int32_t* ids;         // [R] chosen ids
   void* requests;            // D rows' cuda::RowSampling, then the cuda::TouchedId of the tokens in the cache
   void* sampling;            // sample_workspace() of kSampledAtOnce rows
-  std::int32_t* sampled;     // [S] ids drawn
-  float* logits;             // [S][V] finished logits
+  std::int32_t* sampled;     // [R] ids drawn
+  float* logits;             // [R][V] finished logits
   std::uint8_t* allowed;     // [V] ids that may be chosen
   double* frequencies;       // [rotated / 2] RoPE
   void* cublas;              // kCublasBytes

@@ -8,8 +8,6 @@
 #include <exception>
 #include <span>
 
-#include "base/error.h"
-
 namespace glyd::runner {
 
 class Communicator {
@@ -18,8 +16,8 @@ class Communicator {
 
   virtual int rank() const = 0;  // in its stage
   virtual int size() const = 0;  // ranks of a stage
-  virtual int stage() const { return 0; }
-  virtual int stages() const { return 1; }
+  virtual int stage() const = 0;
+  virtual int stages() const = 0;
 
   // Of all stages: the number that model::make_shard() knows the rank by, and how many there are.
   int global_rank() const { return stage() * size() + rank(); }
@@ -35,8 +33,8 @@ class Communicator {
 
   // From a rank to the one of the same number in the next stage, which gives room for just as many bytes. Not called
   // where there is one stage.
-  virtual void send_to_next(std::span<const std::byte>) { fail(Code::Runtime, "there is no next stage"); }
-  virtual void receive_from_previous(std::span<std::byte>) { fail(Code::Runtime, "there is no previous stage"); }
+  virtual void send_to_next(std::span<const std::byte> bytes) = 0;
+  virtual void receive_from_previous(std::span<std::byte> bytes) = 0;
 
   // The smallest of the numbers of all ranks of all stages, what all can agree on. No rank returns before all have come
   // here.
@@ -47,7 +45,7 @@ class Communicator {
   virtual void abort() = 0;
 };
 
-// Another rank failed. No error of its own: whoever runs the ranks reports the one that failed first.
+// Another rank failed. No error of its own: whoever runs the ranks reports one that has such an error.
 class Aborted : public std::exception {
  public:
   const char* what() const noexcept override { return "another rank failed"; }

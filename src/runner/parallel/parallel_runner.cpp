@@ -39,12 +39,6 @@ ParallelRunner::ParallelRunner(int ranks, const MakeRank& make_rank, int stages)
   for (int rank = 0; rank < ranks * stages; ++rank) ranks_.push_back(make_rank(group_.communicator(rank)));
 }
 
-std::vector<Runner*> ParallelRunner::leaders() const {
-  std::vector<Runner*> leaders;
-  for (std::size_t r = 0; r < ranks_.size(); r += ranks_of_stage_) leaders.push_back(ranks_[r].get());
-  return leaders;
-}
-
 void ParallelRunner::on_all(const std::function<void(std::size_t, Runner&)>& body) {
   group_.reset();
   const std::vector<std::exception_ptr> errors = threads_.run([&](int rank) {
@@ -59,6 +53,8 @@ void ParallelRunner::on_all(const std::function<void(std::size_t, Runner&)>& bod
   for (std::size_t r = 0; r < errors.size(); ++r) {
     if (errors[r]) rethrow(errors[r], r, errors.size());
   }
+  if (std::any_of(errors.begin(), errors.end(), [](const auto& error) { return error != nullptr; }))
+    fail(Code::Runtime, "the ranks stopped each other, and none said why");
 }
 
 MemoryPlan ParallelRunner::sum_of_plans(const std::function<MemoryPlan(const Runner&)>& plan_of) const {

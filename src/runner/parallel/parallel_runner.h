@@ -50,7 +50,6 @@ class ParallelRunner : public Runner {
   const Runner& first() const { return *ranks_.front(); }
   MemoryPlan sum_of_plans(const std::function<MemoryPlan(const Runner&)>& plan_of) const;
   // The first rank of each stage.
-  std::vector<Runner*> leaders() const;
   // Calls body(rank's number, rank's runner) for all at once. Throws the error of the first rank that has one.
   void on_all(const std::function<void(std::size_t, Runner&)>& body);
 

@@ -1,14 +1,25 @@
 #include "runner/parallel/rank_threads.h"
 
+#include <system_error>
 #include <utility>
+
+#include "base/error.h"
 
 namespace glyd::runner {
 
 RankThreads::RankThreads(int ranks) : errors_(static_cast<std::size_t>(ranks)) {
-  for (int rank = 0; rank < ranks; ++rank) threads_.emplace_back([this, rank] { work(rank); });
+  try {
+    for (int rank = 0; rank < ranks; ++rank) threads_.emplace_back([this, rank] { work(rank); });
+  } catch (const std::system_error&) {
+    const std::size_t started = threads_.size();
+    end();
+    fail(Code::Runtime, "the system starts threads for {} of {} ranks and no more; lower -tp or -pp", started, ranks);
+  }
 }
 
-RankThreads::~RankThreads() {
+RankThreads::~RankThreads() { end(); }
+
+void RankThreads::end() {
   {
     const std::lock_guard lock(mutex_);
     stop_ = true;
@@ -23,7 +34,7 @@ std::vector<std::exception_ptr> RankThreads::run(const std::function<void(int)>&
   running_ = threads_.size();
   ++runs_;
   start_.notify_all();
-  end_.wait(lock, [&] { return running_ == 0; });
+  done_.wait(lock, [&] { return running_ == 0; });
   return std::exchange(errors_, std::vector<std::exception_ptr>(threads_.size()));
 }
 
@@ -42,7 +53,7 @@ void RankThreads::work(int rank) {
     }
     lock.lock();
     errors_[static_cast<std::size_t>(rank)] = std::move(error);
-    if (--running_ == 0) end_.notify_all();
+    if (--running_ == 0) done_.notify_all();
   }
 }
 

@@ -13,6 +13,7 @@ namespace glyd::runner {
 
 class RankThreads {
  public:
+  // Throws Error(Runtime) when the system starts fewer threads.
   explicit RankThreads(int ranks);
   ~RankThreads();
   RankThreads(const RankThreads&) = delete;
@@ -24,9 +25,10 @@ class RankThreads {
 
  private:
   void work(int rank);
+  void end();
 
   std::mutex mutex_;
-  std::condition_variable start_, end_;
+  std::condition_variable start_, done_;
   std::uint64_t runs_ = 0;   // started so far
   std::size_t running_ = 0;  // ranks that have not ended the present one
   bool stop_ = false;
