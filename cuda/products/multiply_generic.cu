@@ -48,6 +48,7 @@ struct CachedProduct {
       mma_16816(acc[n], a[1], b.z, b.w);
     }
   }
+  __device__ __forceinline__ void run_slowly(int g, const Fragments& a) { run(g, a, {}); }
   __device__ __forceinline__ void finish() {}
 };
 
@@ -120,7 +121,7 @@ __global__ void __launch_bounds__(kMaxGenericGroups<kColumns> * 128, 1)
         const int first = block * static_cast<int>(codec::kBlockGroups);
         const int count = min(groups - first, static_cast<int>(codec::kBlockGroups));
         CachedProduct<kColumns> product{acc, x};
-        run_block<false>(unit, walk, queue, count, u + 1 < end, lane, one, product);
+        run_block(unit, walk, queue, count, u + 1 < end, lane, one, product);
       }
       meet();  // the buffer may be filled again
       if (++block == blocks || u + 1 == end) {

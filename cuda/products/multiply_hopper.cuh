@@ -48,14 +48,14 @@ inline constexpr int kMaxPassGroups = kColumns <= 64 ? 5 : 3;
 
 inline constexpr int kMaxStages = 4;
 
-// What suits an instance, as measured (bench/results/products.md). kWhole: every block has all of its groups.
-template <class Matrix, int kColumns, bool kWhole>
+// What suits an instance, as measured (bench/results/products.md).
+template <class Matrix, int kColumns>
 struct Tuning {
   static constexpr bool kPacked = Source<Matrix>::kPacked;
   using Walk = typename Source<Matrix>::Walk;
   // Where wgmma takes the registers, packed weights wait in shared memory, which costs it time that mma.sync has not
-  // left. At 128 columns there is no room beside two stages; with shorter blocks ptxas would serialize wgmma.
-  static constexpr bool kSharedQueue = kPacked && kWhole && (kColumns == 32 || kColumns == 64);
+  // left. At 128 columns there is no room beside two stages.
+  static constexpr bool kSharedQueue = kPacked && (kColumns == 32 || kColumns == 64);
   static constexpr int kAhead = kColumns <= 16 ? (kPacked ? 8 : 4) : (kPacked ? 4 : 2);
   using Queue = std::conditional_t<kSharedQueue, SharedQueue<Walk, kAhead>, RegisterQueue<Walk, kAhead>>;
   // Groups' fragments that a warp has beside each other at wgmma: each lets it be a group further ahead of its slowest
@@ -102,6 +102,7 @@ struct BlockProduct<kColumns, false, kBuffers> {
       mma_16816(acc[n], a[1], b.columns[n].z, b.columns[n].w);
     }
   }
+  __device__ __forceinline__ void run_slowly(int g, const Fragments& a) { run(g, a, load(g)); }
   __device__ __forceinline__ void finish() {}
 };
 
@@ -125,6 +126,19 @@ struct BlockProduct<kColumns, true, kBuffers> {
     wgmma_commit();
     fresh = 1;
     wgmma_wait<kFragments - 1>();  // the next fragments are free
+  }
+  // By mma.sync, which adds to the same bits: a loop with wgmma in it makes ptxas serialize all of them.
+  __device__ __forceinline__ void run_slowly(int g, const Fragments& a) {
+    const std::uint32_t b = x + g * (codec::kGroupCols * kColumns * 2) + lane * 4;
+#pragma unroll
+    for (int n = 0; n < kColumns / 8; ++n) {
+#pragma unroll
+      for (int step = 0; step < 2; ++step) {
+        const std::uint32_t matrix = b + (step * 2 * (kColumns / 8) + n) * 128;  // 8 columns x 8 weights
+        mma_16816(acc[n], a[step], load_shared(matrix), load_shared(matrix + kColumns / 8 * 128));
+      }
+    }
+    fresh = 1;
   }
   __device__ __forceinline__ void finish() { wgmma_wait<0>(); }
 };
@@ -218,10 +232,10 @@ __device__ void produce(const MultiplyArguments<Matrix>& args, std::uint32_t rin
   }
 }
 
-template <class Matrix, int kColumns, bool kWarpGroup, bool kWhole>
+template <class Matrix, int kColumns, bool kWarpGroup>
 __device__ void consume(const MultiplyArguments<Matrix>& args, std::uint32_t queues, std::uint32_t ring,
                         std::uint32_t full, std::uint32_t empty, int begin, int end, int warp, int lane) {
-  using Tuned = Tuning<Matrix, kColumns, kWhole>;
+  using Tuned = Tuning<Matrix, kColumns>;
   using Walk = typename Tuned::Walk;
   using Queue = typename Tuned::Queue;
   const Partition& p = args.partition;
@@ -266,7 +280,7 @@ __device__ void consume(const MultiplyArguments<Matrix>& args, std::uint32_t que
         unit.open(at + (warp >> 2) * args.slot_bytes, warp, lane);
         const int count = walk.block() + 1 < blocks ? kGroups : groups - (blocks - 1) * kGroups;
         BlockProduct<kColumns, kWarpGroup, Tuned::kFragments> product{acc, x, lane, fresh, lane < args.tokens * 4};
-        run_block<kWhole>(unit, walk, queue, count, u + 1 < last, lane, one, product);
+        run_block(unit, walk, queue, count, u + 1 < last, lane, one, product);
       }
       __syncwarp();
       if (lane == 0) barrier_arrive(filled + 8 * args.stages);
@@ -305,7 +319,7 @@ __device__ __forceinline__ void give_registers() {
   asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(kCount));
 }
 
-template <class Matrix, int kColumns, bool kWarpGroup, bool kWhole>
+template <class Matrix, int kColumns, bool kWarpGroup>
 __global__ void __launch_bounds__((kMaxPassGroups<kColumns> + 1) * 128, 1)
     multiply_kernel(const __grid_constant__ MultiplyArguments<Matrix> args) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
@@ -313,7 +327,7 @@ __global__ void __launch_bounds__((kMaxPassGroups<kColumns> + 1) * 128, 1)
   const int consumers = args.pass_groups * 4;
   const std::uint32_t bars = shared_address(shared_memory) + (Source<Matrix>::kPacked ? kTableBytes : 0);
   const std::uint32_t full = bars, empty = bars + 8 * args.stages;
-  const std::uint32_t ring = bars + 128 + consumers * Tuning<Matrix, kColumns, kWhole>::Queue::kBytes;
+  const std::uint32_t ring = bars + 128 + consumers * Tuning<Matrix, kColumns>::Queue::kBytes;
   const int begin = args.partition.first[blockIdx.x];
   const int end = args.partition.first[blockIdx.x + 1];
   if (begin == end) return;
@@ -330,7 +344,7 @@ __global__ void __launch_bounds__((kMaxPassGroups<kColumns> + 1) * 128, 1)
     produce<Matrix, kColumns>(args, ring, full, empty, begin, end, lane);
   } else {
     take_registers<kConsumerRegisters<kColumns>>();
-    consume<Matrix, kColumns, kWarpGroup, kWhole>(args, bars + 128, ring, full, empty, begin, end, warp, lane);
+    consume<Matrix, kColumns, kWarpGroup>(args, bars + 128, ring, full, empty, begin, end, warp, lane);
   }
 #else
   __trap();  // choose_kernels() takes these kernels for sm_90a alone
@@ -338,7 +352,7 @@ __global__ void __launch_bounds__((kMaxPassGroups<kColumns> + 1) * 128, 1)
 }
 
 // Sizes and launches one instance.
-template <class Matrix, int kColumns, bool kWarpGroup, bool kWhole>
+template <class Matrix, int kColumns, bool kWarpGroup>
 cudaError_t launch_multiply(const Matrix& weights, const Partition& partition, const Activations& x, int tokens,
                             float* partials, std::uint32_t slot_bytes, cudaStream_t stream) {
   constexpr std::uint32_t kShared = 227 * 1024;
@@ -348,15 +362,14 @@ cudaError_t launch_multiply(const Matrix& weights, const Partition& partition, c
   int passes = (partition.height + most - 1) / most, groups = 0, stages = 0;
   for (;; ++passes) {
     groups = (partition.height + passes - 1) / passes;
-    fixed = (Source<Matrix>::kPacked ? kTableBytes : 0) + 128 +
-            groups * 4 * Tuning<Matrix, kColumns, kWhole>::Queue::kBytes;
+    fixed = (Source<Matrix>::kPacked ? kTableBytes : 0) + 128 + groups * 4 * Tuning<Matrix, kColumns>::Queue::kBytes;
     stages = static_cast<int>((kShared - fixed) / (groups * slot_bytes + kX));
     if (stages >= 2 || groups == 1) break;
   }
   if (stages < 1) return cudaErrorInvalidConfiguration;
   if (stages > kMaxStages) stages = kMaxStages;
   const std::size_t shared = fixed + static_cast<std::size_t>(stages) * (groups * slot_bytes + kX);
-  const auto kernel = multiply_kernel<Matrix, kColumns, kWarpGroup, kWhole>;
+  const auto kernel = multiply_kernel<Matrix, kColumns, kWarpGroup>;
   if (const cudaError_t error =
           cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(kShared));
       error != cudaSuccess)
@@ -371,16 +384,10 @@ template <class Matrix>
 cudaError_t multiply_hopper(const Matrix& weights, const Partition& partition, const Activations& x, int tokens,
                             float* partials, std::uint32_t slot_bytes, cudaStream_t stream) {
   if ((x.layout == Layout::Wgmma) != (x.columns > 16)) return cudaErrorInvalidValue;
-  const bool whole = partition.cols % codec::kBlockCols == 0;
   const auto run = [&](auto columns) {
     constexpr int kColumns = decltype(columns)::value;
-    if constexpr (kColumns > 16) {
-      if (whole)
-        return launch_multiply<Matrix, kColumns, true, true>(weights, partition, x, tokens, partials, slot_bytes,
-                                                             stream);
-    }
-    return launch_multiply<Matrix, kColumns, (kColumns > 16), false>(weights, partition, x, tokens, partials,
-                                                                     slot_bytes, stream);
+    return launch_multiply<Matrix, kColumns, (kColumns > 16)>(weights, partition, x, tokens, partials, slot_bytes,
+                                                              stream);
   };
   switch (x.columns) {
     case 8:

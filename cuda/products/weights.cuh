@@ -227,21 +227,18 @@ struct SharedQueue {
   }
 };
 
-// kWhole: every block has 8 groups. (With the way for fewer, wgmma and the queue in shared memory do not go together:
-// ptxas then serializes wgmma.)
-//
 // The groups of one block: decodes (or unpacks) a group, asks for further ones, which may be in the next block (if
 // there are `more`: loads behind the end would be the next kernel's loss) and to which the walk steps on the way,
 // multiplies. `product` has load(g), which fetches a group's activations (before the decoding, which hides the way),
-// run(g, fragments, activations), whose last kFragments fragments stay as they are, and finish(). The queues' kAhead
-// divides 8.
-template <bool kWhole, class Unit, class Walk, class Queue, class Product>
+// run(g, fragments, activations), whose last kFragments fragments stay as they are, and finish(); in a short block
+// run_slowly(g, fragments). The queues' kAhead divides 8.
+template <class Unit, class Walk, class Queue, class Product>
 __device__ __forceinline__ void run_block(Unit& unit, Walk& walk, Queue& queue, int count, bool more, int lane,
                                           std::uint32_t one, Product& product) {
   constexpr int kGroups = static_cast<int>(codec::kBlockGroups);
   Fragments a[Product::kFragments];
   const std::uint32_t lane4 = lane * 4;
-  if (kWhole || count == kGroups) {
+  if (count == kGroups) {
 #pragma unroll
     for (int g = 0; g < kGroups; ++g) {
       const auto x = product.load(g);
@@ -254,10 +251,8 @@ __device__ __forceinline__ void run_block(Unit& unit, Walk& walk, Queue& queue, 
   } else {  // the last block of a row
 #pragma unroll 1
     for (int g = 0; g < count; ++g) {
-      const auto x = product.load(g);
       unit.fragments(queue.take_slowly(g, count, walk), StreamPair::limit(g), lane, lane4, one, a[0]);
-      product.run(g, a[0], x);
-      product.finish();
+      product.run_slowly(g, a[0]);
     }
     walk.step();
     if (more) queue.fill(walk);
