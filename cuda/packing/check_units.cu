@@ -4,6 +4,7 @@
 
 #include "cuda/common/launch.h"
 #include "cuda/packing/packing.h"
+#include "cuda/packing/resident_block.cuh"
 #include "cuda/packing/unit_decode.cuh"
 
 namespace glyd::cuda {
@@ -138,7 +139,7 @@ __device__ __forceinline__ Problem check_unit(const PackedSource& source, const 
 }
 
 __global__ void __launch_bounds__(kWarps * 32)
-    check_units_kernel(PackedSource source, const std::uint32_t* headers, const std::uint32_t* unit_offsets,
+    check_units_kernel(PackedSource source, std::uint32_t* headers, const std::uint32_t* unit_offsets,
                        const std::uint32_t* table, PackSummary* summary) {
   __shared__ std::uint32_t shared[SharedTable<1>::kWords];
   __shared__ WarpMemory memory[kWarps];
@@ -153,9 +154,16 @@ __global__ void __launch_bounds__(kWarps * 32)
   const std::uint64_t tile = index / source.grid.col_blocks(), block = index % source.grid.col_blocks();
   const auto* const unit =
       reinterpret_cast<const std::uint32_t*>(source.streams + source.tile_offsets[tile]) + unit_offsets[index];
-  const Problem problem = check_unit(source, SharedTable<1>(shared, 0), memory[warp], tile, block, unit,
-                                     codec::decode_unit_header(headers[index]), lane);
-  if (problem != Problem::None && lane == 0) report(summary, index, problem);
+  const SharedTable<1> decode_table(shared, 0);
+  codec::UnitHeader header = codec::decode_unit_header(headers[index]);
+  const Problem problem = check_unit(source, decode_table, memory[warp], tile, block, unit, header, lane);
+  if (problem != Problem::None) {
+    if (lane == 0) report(summary, index, problem);
+    return;
+  }
+  const std::uint32_t leaps = find_leaps(memory[warp].slot + kMargin, header.words, lane_start(unit + 1, header, lane),
+                                         source.grid.block_groups(block), decode_table);
+  add_leaps(headers, index, header, __reduce_add_sync(~0u, __popc(leaps)), summary, lane);
 }
 
 }  // namespace
@@ -168,7 +176,7 @@ cudaError_t find_units(const PackedSource& source, std::uint32_t* headers, std::
                 unit_offsets, summary);
 }
 
-cudaError_t check_units(const PackedSource& source, const std::uint32_t* headers, const std::uint32_t* unit_offsets,
+cudaError_t check_units(const PackedSource& source, std::uint32_t* headers, const std::uint32_t* unit_offsets,
                         const std::uint32_t* table, PackSummary* summary, cudaStream_t stream) {
   const std::uint64_t blocks = (source.grid.units() + kWarps - 1) / kWarps;
   if (blocks == 0 || blocks >= std::uint64_t{1} << 31) return cudaErrorInvalidValue;

@@ -64,7 +64,7 @@ __global__ void __launch_bounds__(kThreads, 8)
     __syncwarp(decoding);  // exceptions go on top of what the quad stored
     for (std::uint32_t i = q; i < unit.exceptions; i += 4) {
       const std::uint32_t entry = unit.exception(i), position = entry >> 20;
-      if (codec::row_of(position) == row_in_tile)
+      if ((entry & kResidentLeap) == 0 && codec::row_of(position) == row_in_tile)
         row[first_col + codec::col_of(position)] = static_cast<std::uint16_t>(entry);
     }
   } else if (has_block) {

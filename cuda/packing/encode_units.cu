@@ -95,15 +95,20 @@ __device__ __forceinline__ std::uint32_t sum_to_lane(std::uint32_t value, std::u
 struct UnitPlan {
   codec::UnitHeader header;
   std::uint32_t begin, start;  // bits of the unit: where this lane's part begins, and where its two streams leave from
+  std::uint32_t leaps;         // the lane's (find_leaps())
   bool not_coded;              // some pair of the unit has no word
 };
 
 __device__ __forceinline__ UnitPlan plan_unit(const LaneSource& source, std::uint32_t groups, std::uint32_t lane) {
   std::uint32_t up = 0, down = 0, exceptions = 0, mask = 0, all = 0;
+  std::uint64_t ups = 0, downs = 0;  // the groups' bits, the last one's lowest
   for (std::uint32_t group = 0; group < groups; ++group) {
     const Eight a = source.upper(group), b = source.lower(group);
-    up += sum_of_lengths(a);
-    down += sum_of_lengths(b);
+    const std::uint32_t a_bits = sum_of_lengths(a), b_bits = sum_of_lengths(b);
+    up += a_bits;
+    down += b_bits;
+    ups = ups << 8 | a_bits;
+    downs = downs << 8 | b_bits;
     const std::uint32_t bits = exception_bits(a, 0) | exception_bits(b, 2);
     exceptions += __popc(bits);
     mask |= (bits != 0 ? 1u : 0) << group;
@@ -114,6 +119,12 @@ __device__ __forceinline__ UnitPlan plan_unit(const LaneSource& source, std::uin
   UnitPlan plan;
   plan.begin = end - up - down;
   plan.start = end - up;
+  LeapFinder upper(plan.start, false), lower(plan.start, true);
+  for (std::uint32_t group = groups; group-- > 0;) {
+    upper.add(static_cast<std::uint32_t>(ups >> 8 * group) & 255);
+    lower.add(static_cast<std::uint32_t>(downs >> 8 * group) & 255);
+  }
+  plan.leaps = upper.leaps() | lower.leaps() << codec::kBlockGroups;
   plan.header.words = (__shfl_sync(~0u, end, 31) + 31) / 32;
   const std::uint32_t expected = plan.header.words * lane + plan.header.words / 2;
   plan.header.wide = __any_sync(~0u, plan.start + codec::kStartBias - expected > 255) != 0;
@@ -167,10 +178,11 @@ __device__ __forceinline__ std::uint32_t sign_mantissa(std::uint32_t pair, std::
   return pair & ((exceptions & 1 ? 0 : 0x807Fu) | (exceptions & 2 ? 0 : 0x807F0000u));
 }
 
-// Signs and mantissas of all weights, woven, and the list of `count_all` exceptions, ordered by position, which ends
-// at `list`.
+// Signs and mantissas of all weights, woven, and the list of `count_all` exceptions, ordered by position, and leaps,
+// which ends at `list`.
 __device__ __forceinline__ void write_weights(const LaneSource& source, std::uint32_t groups, std::uint32_t lane,
-                                              std::uint8_t* to, std::uint32_t* list, std::uint32_t count_all) {
+                                              std::uint8_t* to, std::uint32_t* list, std::uint32_t leaps,
+                                              std::uint32_t count_all) {
   std::uint32_t written = 0;
   for (std::uint32_t group = 0; group < groups; ++group) {
     const Eight a = source.upper(group), b = source.lower(group);
@@ -183,7 +195,8 @@ __device__ __forceinline__ void write_weights(const LaneSource& source, std::uin
     }
     *reinterpret_cast<uint4*>(to + group * (kGroupTiles * codec::kGroupBytes) + lane * 16) = {woven[0], woven[1],
                                                                                               woven[2], woven[3]};
-    if (!__any_sync(~0u, exceptions != 0)) continue;
+    const bool has_leaps = count_leaps(leaps, group) != 0;
+    if (!has_leaps && !__any_sync(~0u, exceptions != 0)) continue;
     const std::uint32_t count = __popc(exceptions), end = sum_to_lane(count, lane);
     const std::uint32_t group_end = written + __shfl_sync(~0u, end, 31);
     std::uint32_t number = written + end - count;
@@ -192,10 +205,11 @@ __device__ __forceinline__ void write_weights(const LaneSource& source, std::uin
       if ((exceptions >> byte & 1) == 0) continue;
       const std::uint32_t pair = byte & 2 ? b.pairs[byte / 4] : a.pairs[byte / 4];
       ++number;
-      *(list - number) = resident_exception(group * codec::kGroupBytes + lane * 16 + byte,
-                                            pair >> (byte % 2 * 16) & 0xFFFF, number == count_all, number < group_end);
+      *(list - number) =
+          resident_exception(group * codec::kGroupBytes + lane * 16 + byte, pair >> (byte % 2 * 16) & 0xFFFF,
+                             number == count_all, number < group_end || has_leaps);
     }
-    written = group_end;
+    written = group_end + write_leaps(list, leaps, group, group_end, count_all, lane);
   }
 }
 
@@ -209,9 +223,8 @@ __global__ void __launch_bounds__(kThreads)
   const std::uint32_t lane = threadIdx.x % 32;
   const std::uint64_t tile = unit / grid.col_blocks(), block = unit % grid.col_blocks();
   const UnitPlan plan = plan_unit(LaneSource(source, encoder, tile, block, lane), grid.block_groups(block), lane);
-  if (lane != 0) return;
-  headers[unit] = codec::encode_unit_header(plan.header);
-  if (plan.not_coded) atomicOr(&summary->not_coded, 1u);
+  add_leaps(headers, unit, plan.header, __reduce_add_sync(~0u, __popc(plan.leaps)), summary, lane);
+  if (plan.not_coded && lane == 0) atomicOr(&summary->not_coded, 1u);
 }
 
 __global__ void __launch_bounds__(kThreads)
@@ -241,7 +254,8 @@ __global__ void __launch_bounds__(kThreads)
     const std::uint32_t expected = plan.header.words * lane + plan.header.words / 2;
     reinterpret_cast<std::uint8_t*>(out)[lane] = static_cast<std::uint8_t>(plan.start + codec::kStartBias - expected);
   }
-  write_weights(lane_source, groups, lane, place_sign_mantissa(grid, to, tile, block), out, plan.header.exceptions);
+  write_weights(lane_source, groups, lane, place_sign_mantissa(grid, to, tile, block), out, plan.leaps,
+                plan.header.exceptions + __reduce_add_sync(~0u, __popc(plan.leaps)));
   std::uint32_t* const bits = out + codec::start_bytes(plan.header) / 4;
   for (std::uint32_t i = lane; i < plan.header.words; i += 32) bits[i] = words[i];
 }

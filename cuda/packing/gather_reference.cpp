@@ -1,6 +1,7 @@
 #include "cuda/packing/gather_reference.h"
 
 #include <algorithm>
+#include <array>
 #include <cstring>
 
 #include "codec/pair_code.h"
@@ -12,6 +13,60 @@ std::uint32_t word_at(const std::uint8_t* p) {
   std::uint32_t w;
   std::memcpy(&w, p, sizeof(w));
   return w;
+}
+
+// A unit's leaps, as sets of lanes: [group][0: row g, 1: row g + 8]. Bits around the unit's read as zeros.
+std::vector<std::array<std::uint32_t, 2>> find_leaps(const std::vector<std::uint32_t>& table,
+                                                     const codec::UnitHeader& h, const std::uint8_t* unit,
+                                                     std::uint32_t groups) {
+  const std::uint8_t *starts = unit + 4, *bits = unit + codec::bits_offset(h);
+  const auto bit = [&](std::int64_t i) {
+    return i >= 0 && i < 32 * static_cast<std::int64_t>(h.words) ? bits[i / 8] >> i % 8 & 1u : 0u;
+  };
+  std::vector<std::array<std::uint32_t, 2>> leaps(groups, {0, 0});
+  for (std::uint32_t lane = 0; lane < codec::kLanes; ++lane) {
+    const std::uint32_t start = h.wide ? starts[2 * lane] | std::uint32_t{starts[2 * lane + 1]} << 8
+                                       : h.words * lane + h.words / 2 + starts[lane] - codec::kStartBias;
+    for (const std::uint32_t lower : {0u, 1u}) {
+      LeapFinder finder(start, lower != 0);
+      std::int64_t at = start;
+      for (std::uint32_t group = 0; group < groups; ++group) {
+        std::uint32_t taken = 0;
+        for (int pair = 0; pair < 4; ++pair) {
+          std::uint32_t index = 0;
+          for (int i = 0; i < codec::kCodeBits; ++i) index |= bit(lower != 0 ? at - 1 - i : at + i) << i;
+          const std::uint32_t length = table[index] & 31;
+          at += lower != 0 ? -static_cast<std::int64_t>(length) : static_cast<std::int64_t>(length);
+          taken += length;
+        }
+        finder.add(taken);
+        leaps[group][lower] |= (finder.leaps() >> group & 1) << lane;
+      }
+    }
+  }
+  return leaps;
+}
+
+// A unit's list of exceptions and leaps, in its order.
+std::vector<std::uint32_t> resident_list(const std::vector<std::uint32_t>& table, const codec::UnitHeader& h,
+                                         const std::uint8_t* unit, std::uint32_t groups) {
+  const auto leaps = find_leaps(table, h, unit, groups);
+  std::vector<std::uint32_t> out;
+  std::uint32_t e = 0;
+  for (std::uint32_t group = 0; group < groups; ++group) {
+    const std::size_t first = out.size();
+    for (; e < h.exceptions; ++e) {
+      const std::uint32_t entry = word_at(unit + codec::exceptions_offset(h) + 4 * e);
+      if (entry >> 25 != group) break;
+      out.push_back(resident_exception(entry >> 16, entry & 0xFFFF, false, true));
+    }
+    for (const std::uint32_t lower : {0u, 1u})
+      for (std::uint32_t lane = 0; lane < codec::kLanes; ++lane)
+        if ((leaps[group][lower] >> lane & 1) != 0) out.push_back(resident_leap(group, lane, lower != 0, false, true));
+    if (out.size() > first) out.back() &= ~kResidentGoesOn;
+  }
+  if (!out.empty()) out.back() |= kResidentLast;
+  return out;
 }
 
 }  // namespace
@@ -60,15 +115,13 @@ HostResident gather_reference(std::span<const std::byte> packed, int repeat) {
         }
         const std::uint8_t* from = units[group * kGroupTiles + i][block];
         const codec::UnitHeader h = codec::decode_unit_header(word_at(from));
-        std::vector<std::uint32_t> list(h.exceptions);
-        if (!list.empty()) std::memcpy(list.data(), from + codec::exceptions_offset(h), 4 * list.size());
-        for (std::uint32_t e = h.exceptions; e-- > 0;) {
-          const std::uint32_t turned = resident_exception(list.data(), e, h.exceptions);
-          const auto* p = reinterpret_cast<const std::uint8_t*>(&turned);
+        const std::vector<std::uint32_t> list = resident_list(out.table, h, from, grid.block_groups(block));
+        for (std::size_t e = list.size(); e-- > 0;) {
+          const auto* p = reinterpret_cast<const std::uint8_t*>(&list[e]);
           out.streams.insert(out.streams.end(), p, p + 4);
         }
         const auto place = static_cast<std::uint32_t>((out.streams.size() - begin) / 4);
-        const std::uint32_t word = encode_tile_word({place, h.words, h.wide, h.exceptions != 0});
+        const std::uint32_t word = encode_tile_word({place, h.words, h.wide, !list.empty()});
         std::memcpy(out.streams.data() + begin + 4 * i, &word, sizeof(word));
         out.streams.insert(out.streams.end(), from + 4, from + codec::exceptions_offset(h));
         out.streams.insert(out.streams.end(), from + codec::bits_offset(h), from + codec::unit_bytes(h));

@@ -37,7 +37,8 @@ cudaError_t embed_plain(const std::uint16_t* matrix, std::int64_t matrix_stride,
 
 // The steps by which a matrix becomes resident; runner/cuda/packer.h puts them together. Plain weights: count_pairs,
 // the code is chosen on the host, measure_units, place_blocks, encode_units. Packed bytes of a file: find_units,
-// check_units, place_blocks, gather_units. Both ways, what the steps hand on is the header word of every unit.
+// check_units, place_blocks, gather_units. Both ways, what the steps hand on is the header word of every unit, in which
+// measure_units and check_units count leaps (resident.h) as exceptions.
 
 // bf16 weights [rows][stride] in device memory, 16-byte aligned; stride is a multiple of 8.
 struct PlainSource {
@@ -112,10 +113,10 @@ cudaError_t find_units(const PackedSource& source, std::uint32_t* headers, std::
                        PackSummary* summary, cudaStream_t stream);
 
 // Decodes every unit and checks all that codec::UnitDecoder does. `table`: [kTableEntries].
-cudaError_t check_units(const PackedSource& source, const std::uint32_t* headers, const std::uint32_t* unit_offsets,
+cudaError_t check_units(const PackedSource& source, std::uint32_t* headers, const std::uint32_t* unit_offsets,
                         const std::uint32_t* table, PackSummary* summary, cudaStream_t stream);
 
 cudaError_t gather_units(const PackedSource& source, const std::uint32_t* headers, const std::uint32_t* unit_offsets,
-                         const ResidentTarget& to, cudaStream_t stream);
+                         const std::uint32_t* table, const ResidentTarget& to, cudaStream_t stream);
 
 }  // namespace glyd::cuda

@@ -11,9 +11,9 @@
 //   block_offsets  [blocks + 1] u32, 16 bytes each: where a block begins in streams; the last one is their size
 //   table          [512] u32 by the next 9 bits of a stream: exponents in bits 7-14 and 23-30, length in bits 0-4
 //
-// A unit's exceptions stand in front of its lane starts, the first one next to them, as resident_exception(). How many
-// there are follows from the end of the unit before. Tiles that pad the last group of 64 rows have no unit, and zeros
-// in sign_mantissa.
+// A unit's exceptions and leaps stand in front of its lane starts, the first one next to them, as resident_exception()
+// and resident_leap(). How many there are follows from the end of the unit before. Tiles that pad the last group of 64
+// rows have no unit, and zeros in sign_mantissa.
 
 #include <cstdint>
 
@@ -27,8 +27,8 @@ inline constexpr std::uint32_t kBlockHeaderBytes = 4 * kGroupTiles;
 inline constexpr std::uint32_t kResidentPad = 12;  // bytes a decoder may read behind a unit's bits, and before them
 inline constexpr std::uint32_t kTableEntries = 1u << codec::kCodeBits;
 
-// What a block's head says of a tile. Bit 0: `wide`, 1: whether there are exceptions, 2-16: where the lane starts are,
-// in words from the block's start (so that masked off it is a number of bytes), 17-26: `words`.
+// What a block's head says of a tile. Bit 0: `wide`, 1: whether there are exceptions or leaps, 2-16: where the lane
+// starts are, in words from the block's start (so that masked off it is a number of bytes), 17-26: `words`.
 struct TileWord {
   std::uint32_t place, words;  // of the lane starts; of the bits
   bool wide, exceptions;
@@ -44,19 +44,43 @@ constexpr TileWord decode_tile_word(std::uint32_t word) {
   return {word >> 2 & 0x7FFF, word >> 17, (word & 1) != 0, (word & 2) != 0};
 }
 
+inline constexpr std::uint32_t kResidentLast = 1u << 16, kResidentGoesOn = 1u << 17, kResidentLeap = 1u << 18;
+
 // An entry of the list of exceptions: its position from bit 20 on, the weight, bit 16 set in a unit's last one, and bit
 // 17 where the next one is in the same group (so that a kernel need not wait for that one to know). None is 0xFFFFFFFF.
 constexpr std::uint32_t resident_exception(std::uint32_t position, std::uint32_t weight, bool last,
                                            bool group_goes_on) {
-  return position << 20 | static_cast<std::uint32_t>(group_goes_on) << 17 | static_cast<std::uint32_t>(last) << 16 |
-         weight;
+  return position << 20 | (group_goes_on ? kResidentGoesOn : 0) | (last ? kResidentLast : 0) | weight;
 }
-// The same from a file's list of `count` entries.
-constexpr std::uint32_t resident_exception(const std::uint32_t* list, std::uint32_t i, std::uint32_t count) {
-  const bool last = i + 1 == count;
-  return resident_exception(list[i] >> 16, list[i] & 0xFFFF, last, !last && list[i + 1] >> 25 == list[i] >> 25);
+
+// A kernel moves a stream's window on once in a group, by a word where bit 5 of the place in the window changes. The
+// four pairs of a group may take up to 36 bits, and so, once in some thousand groups of a lane, two words: a *leap*.
+// Leaps are in the list, behind the exceptions of their group, as an entry with the weight +0 at the stream's first
+// weight of the group, and bit 18 set.
+constexpr std::uint32_t resident_leap(std::uint32_t group, std::uint32_t lane, bool lower, bool last,
+                                      bool group_goes_on) {
+  const std::uint32_t position = group * codec::kGroupBytes + lane * 16 + (lower ? 2 : 0);
+  return resident_exception(position, 0, last, group_goes_on) | kResidentLeap;
 }
-// Words of a unit that has `unit_bytes` in the file: all but its header.
+// The leaps of a lane's stream as bits, one a group. The place in the window, 7 bits behind which the stream goes on,
+// is that of a word's bit; seen from the downward stream words are mirrored.
+class LeapFinder {
+ public:
+  // `start`: the lane's, in bits.
+  constexpr LeapFinder(std::uint32_t start, bool lower) : place_((lower ? 0 - start : start) - 7) {}
+  // The next group, whose four pairs take `bits`.
+  constexpr void add(std::uint32_t bits) {
+    leaps_ |= (place_ % 32 + bits >= 64 ? 1u : 0) << group_++;
+    place_ += bits;
+  }
+  constexpr std::uint32_t leaps() const { return leaps_; }
+
+ private:
+  std::uint32_t place_, leaps_ = 0, group_ = 0;
+};
+
+// Words of a unit that has `unit_bytes` in the file, or more by its leaps if they are counted as exceptions: all but
+// its header.
 constexpr std::uint32_t resident_unit_words(const codec::UnitHeader& h) { return codec::unit_bytes(h) / 4 - 1; }
 // Words of a block whose units take `unit_words`.
 constexpr std::uint32_t resident_block_words(std::uint32_t unit_words, bool last_block) {

@@ -7,6 +7,15 @@
 
 namespace glyd::cuda {
 
+// A unit's header word for the steps to come: its leaps count as exceptions, but not in the size of the file.
+__device__ __forceinline__ void add_leaps(std::uint32_t* headers, std::uint64_t unit, codec::UnitHeader header,
+                                          std::uint32_t leaps, PackSummary* summary, std::uint32_t lane) {
+  if (lane != 0) return;
+  header.exceptions += leaps;
+  headers[unit] = codec::encode_unit_header(header);
+  if (leaps != 0) atomicAdd(reinterpret_cast<unsigned long long*>(&summary->unit_bytes), 0ull - 4 * leaps);
+}
+
 // Where the lane starts of (tile, block) go; the exceptions come before them, the bits behind. All lanes of a warp call
 // it. The warp of a block's first unit also writes the block's header, that of its last the zeros at the end.
 __device__ __forceinline__ std::uint32_t* place_unit(const codec::UnitGrid& grid, const std::uint32_t* headers,
@@ -36,6 +45,29 @@ __device__ __forceinline__ std::uint32_t* place_unit(const codec::UnitGrid& grid
   if (tile == first_tile + kGroupTiles - 1 || tile + 1 == grid.row_tiles())
     for (std::uint32_t i = at + lane; i < (end - begin) * 4; i += 32) start[i] = 0;
   return start + place;
+}
+
+// Writes the leaps of a group as entries `first` and so on of a list of `all` that ends at `list`, and returns how many
+// they are. `leaps`: the lane's (find_leaps()). All lanes of a warp call it.
+__device__ __forceinline__ std::uint32_t write_leaps(std::uint32_t* list, std::uint32_t leaps, std::uint32_t group,
+                                                     std::uint32_t first, std::uint32_t all, std::uint32_t lane) {
+  std::uint32_t count = 0;
+  const std::uint32_t upper = __ballot_sync(~0u, leaps >> group & 1);
+  const std::uint32_t lower = __ballot_sync(~0u, leaps >> (codec::kBlockGroups + group) & 1);
+  const std::uint32_t both = __popc(upper) + __popc(lower), before = (1u << lane) - 1;
+  for (const bool is_lower : {false, true}) {
+    const std::uint32_t mask = is_lower ? lower : upper;
+    const std::uint32_t number = count + __popc(mask & before);
+    if (mask >> lane & 1)
+      *(list - 1 - (first + number)) =
+          resident_leap(group, lane, is_lower, first + number + 1 == all, number + 1 < both);
+    count += __popc(mask);
+  }
+  return both;
+}
+__device__ __forceinline__ std::uint32_t count_leaps(std::uint32_t leaps, std::uint32_t group) {
+  return __popc(__ballot_sync(~0u, leaps >> group & 1)) +
+         __popc(__ballot_sync(~0u, leaps >> (codec::kBlockGroups + group) & 1));
 }
 
 // The unit's sign+mantissa bytes of its first group; the next groups' follow kGroupTiles * kGroupBytes apart.

@@ -95,6 +95,25 @@ __device__ __forceinline__ std::uint32_t lane_start(const std::uint32_t* starts,
          codec::kStartBias;
 }
 
+// The leaps of a lane's streams: bit g those of row g's in group g, bit 8 + g those of the other.
+template <class Table>
+__device__ __forceinline__ std::uint32_t find_leaps(const std::uint32_t* bits, std::uint32_t words, std::uint32_t start,
+                                                    std::uint32_t groups, const Table& table) {
+  PairStream<true> up(bits, words, start);
+  PairStream<false> down(bits, words, start);
+  LeapFinder upper(start, false), lower(start, true);
+  for (std::uint32_t group = 0; group < groups; ++group) {
+    std::uint32_t a, b, c, d;
+    up.next_two(table, a, b);
+    up.next_two(table, c, d);
+    upper.add((a & 31) + (b & 31) + (c & 31) + (d & 31));
+    down.next_two(table, a, b);
+    down.next_two(table, c, d);
+    lower.add((a & 31) + (b & 31) + (c & 31) + (d & 31));
+  }
+  return upper.leaps() | lower.leaps() << codec::kBlockGroups;
+}
+
 // Two weights of a lane: the exponents of a table entry, signs and mantissas of a woven word: row g's where they
 // belong, those of row g + 8 turned out of place by 8 bits.
 template <bool kLower>

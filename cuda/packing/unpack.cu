@@ -68,7 +68,7 @@ __device__ __forceinline__ void unpack_unit(const ResidentUnit& unit, const Shar
   __syncwarp();  // exceptions go on top of what other lanes stored, and the slot is free again
   for (std::uint32_t i = lane; i < unit.exceptions; i += 32) {
     const std::uint32_t entry = unit.exception(i), position = entry >> 20;
-    if (static_cast<int>(codec::row_of(position)) < rows)
+    if ((entry & kResidentLeap) == 0 && static_cast<int>(codec::row_of(position)) < rows)
       out[codec::row_of(position) * stride + codec::col_of(position)] = static_cast<std::uint16_t>(entry);
   }
 }

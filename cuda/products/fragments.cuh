@@ -70,19 +70,27 @@ class StreamPair {
   __device__ __forceinline__ void decode(uint4 bytes, std::uint32_t lane4, std::uint32_t one, Fragments& a) {
     const std::uint32_t words[4] = {bytes.x, bytes.y, bytes.z, bytes.w};
 #pragma unroll
-    for (int s = 0; s < 2; ++s) {
+    for (int t = 0; t < 2; ++t) {
+      const std::uint32_t coming = t == 0 ? next_[0] : __brev(next_[1]);
+      // 64 bits from the position on. Of the low word 25 count, so a third entry has to be looked up where the second
+      // word has been shifted in, and the last one from there by the sum of three lengths.
+      const std::uint32_t low = __funnelshift_r(low_[t], high_[t], position_[t]);
+      const std::uint32_t high = __funnelshift_r(high_[t], coming, position_[t]);
+      std::uint32_t entries[4];
+      entries[0] = table_entry(low, lane4);
+      std::uint32_t window = __funnelshift_r(low, high, entries[0]);
+      entries[1] = table_entry(window, lane4);
+      window = __funnelshift_r(window, 0, entries[1]);
+      entries[2] = table_entry(window, lane4);
+      const std::uint32_t three = entries[0] + entries[1] + entries[2];
+      window = __funnelshift_r(low, high, three);
+      entries[3] = table_entry(window, lane4);
+      const std::uint32_t before = position_[t];
+      position_[t] += three + entries[3];
+      advance(t, before, coming, one);
 #pragma unroll
-      for (int t = 0; t < 2; ++t) {
-        std::uint32_t window = __funnelshift_r(low_[t], high_[t], position_[t]);
-        const std::uint32_t first = table_entry(window, lane4);
-        window = __funnelshift_r(window, 0, first);
-        const std::uint32_t second = table_entry(window, lane4);
-        const std::uint32_t before = position_[t];
-        position_[t] += first + second;
-        advance(t, before, one);
-        a[s][t] = select_bits(first, t == 0 ? words[2 * s] : rotated(words[2 * s]), 0x7F807F80);
-        a[s][t + 2] = select_bits(second, t == 0 ? words[2 * s + 1] : rotated(words[2 * s + 1]), 0x7F807F80);
-      }
+      for (int i = 0; i < 4; ++i)
+        a[i / 2][t + i % 2 * 2] = select_bits(entries[i], t == 0 ? words[i] : rotated(words[i]), 0x7F807F80);
     }
   }
 
@@ -110,7 +118,11 @@ class StreamPair {
           : "+r"(a[0][0]), "+r"(a[0][1]), "+r"(a[0][2]), "+r"(a[0][3]), "+r"(a[1][0]), "+r"(a[1][1]), "+r"(a[1][2]),
             "+r"(a[1][3])
           : "r"(entry), "r"(mine));
-      if ((entry & 0x20000) == 0) break;
+      if ((entry & (kResidentGoesOn | kResidentLeap)) == 0) break;
+      if ((entry & kResidentLeap) != 0) {
+        leap(entry, lane);
+        if ((entry & kResidentGoesOn) == 0) break;
+      }
       entry = load_shared(list_);  // not entry_: then all would wait for that one before they leave the loop
     }
   }
@@ -128,15 +140,14 @@ class StreamPair {
   // Moves the window on by a word where bit 5 of the position has changed. The word that is fetched is the one behind
   // the window, so nothing waits for it. The products by one are moves and an addition that go to the multiplier's
   // pipe: the integer pipe is what this kernel is short of.
-  __device__ __forceinline__ void advance(int t, std::uint32_t before, std::uint32_t one) {
-    const std::uint32_t coming = t == 0 ? next_[0] : __brev(next_[1]);
+  __device__ __forceinline__ void advance(int t, std::uint32_t before, std::uint32_t coming, std::uint32_t one) {
     if (t == 0) {
       asm volatile(
           "{ .reg .pred p; .reg .u32 q; lop3.b32 q, %4, %5, 32, 0x28; setp.ne.u32 p, q, 0; @p mad.lo.u32 %0, %1, %6, "
           "0; "
-          "@p mad.lo.u32 %1, %7, %6, 0; @p ld.shared.u32 %2, [%3 + 8]; @p mad.lo.u32 %3, %6, 4, %3; }"
+          "@p mad.lo.u32 %1, %2, %6, 0; @p ld.shared.u32 %2, [%3 + 8]; @p mad.lo.u32 %3, %6, 4, %3; }"
           : "+r"(low_[t]), "+r"(high_[t]), "+r"(next_[t]), "+r"(at_[t])
-          : "r"(position_[t]), "r"(before), "r"(one), "r"(coming));
+          : "r"(position_[t]), "r"(before), "r"(one));
     } else {
       asm volatile(
           "{ .reg .pred p; .reg .u32 q; lop3.b32 q, %4, %5, 32, 0x28; setp.ne.u32 p, q, 0; @p mad.lo.u32 %0, %1, %6, "
@@ -145,6 +156,22 @@ class StreamPair {
           : "+r"(low_[t]), "+r"(high_[t]), "+r"(next_[t]), "+r"(at_[t])
           : "r"(position_[t]), "r"(before), "r"(one), "r"(coming));
     }
+  }
+
+  // Moves the window of one lane on by two words: in this group its stream has gone over the whole second one, and
+  // advance() has seen no change.
+  __device__ __forceinline__ void leap(std::uint32_t entry, std::uint32_t lane) {
+    const bool mine = ((entry ^ lane << 24) & 0x1F000000) == 0, lower = (entry & 0x200000) != 0;
+    asm volatile(
+        "{ .reg .pred p; setp.ne.u32 p, %4, 0; @p mov.b32 %0, %2; @p ld.shared.u32 %1, [%3 + 8]; "
+        "@p ld.shared.u32 %2, [%3 + 12]; @p add.u32 %3, %3, 8; }"
+        : "+r"(low_[0]), "+r"(high_[0]), "+r"(next_[0]), "+r"(at_[0])
+        : "r"(static_cast<std::uint32_t>(mine && !lower)));
+    asm volatile(
+        "{ .reg .pred p; setp.ne.u32 p, %4, 0; @p brev.b32 %0, %2; @p ld.shared.u32 %1, [%3 + -12]; "
+        "@p brev.b32 %1, %1; @p ld.shared.u32 %2, [%3 + -16]; @p add.u32 %3, %3, -8; }"
+        : "+r"(low_[1]), "+r"(high_[1]), "+r"(next_[1]), "+r"(at_[1])
+        : "r"(static_cast<std::uint32_t>(mine && lower)));
   }
 
   std::uint32_t low_[2], high_[2];  // the window

@@ -175,7 +175,7 @@ Bytes file_bytes_of(const Resident& r, const UnitGrid& grid) {
       REQUIRE(word.place >= before);
       const std::uint32_t exceptions = word.place - before, starts_end = word.place + word.start_words();
       REQUIRE(word.exceptions == (exceptions > 0));
-      codec::UnitHeader header{word.words, word.wide, exceptions, 0};
+      codec::UnitHeader header{word.words, word.wide, 0, 0};
       std::vector<std::uint32_t> list;
       for (std::uint32_t i = 0; i < exceptions; ++i) {
         const auto entry = number_at<std::uint32_t>(start + 4 * (word.place - 1 - i));
@@ -184,8 +184,13 @@ Bytes file_bytes_of(const Resident& r, const UnitGrid& grid) {
           const auto before = number_at<std::uint32_t>(start + 4 * (word.place - i));
           REQUIRE((before >> 17 & 1) == (before >> 29 == entry >> 29 ? 1 : 0));
         }
-        REQUIRE((entry >> 18 & 3) == 0);
+        REQUIRE((entry >> 19 & 1) == 0);
         REQUIRE(((entry >> 16 & 3) != 3));
+        if ((entry & cuda::kResidentLeap) != 0) {
+          REQUIRE((entry & 0xFFFF) == 0);
+          continue;
+        }
+        ++header.exceptions;
         list.push_back(codec::exception_entry(entry >> 20, static_cast<std::uint16_t>(entry)));
         header.group_mask |= 1u << (entry >> 29);
       }

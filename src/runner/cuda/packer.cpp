@@ -223,7 +223,7 @@ cuda::ResidentMatrix Packer::finish(void* memory, cudaStream_t stream) {
   if (plain_) {
     check(cuda::encode_units(*plain_, encoder_, parts_.headers, to, stream), kWork);
   } else {
-    check(cuda::gather_units(*packed_, parts_.headers, parts_.unit_offsets, to, stream), kWork);
+    check(cuda::gather_units(*packed_, parts_.headers, parts_.unit_offsets, parts_.table, to, stream), kWork);
   }
   return matrix;
 }
