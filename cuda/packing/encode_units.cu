@@ -195,7 +195,7 @@ __device__ __forceinline__ void write_weights(const LaneSource& source, std::uin
     }
     *reinterpret_cast<uint4*>(to + group * (kGroupTiles * codec::kGroupBytes) + lane * 16) = {woven[0], woven[1],
                                                                                               woven[2], woven[3]};
-    const bool has_leaps = count_leaps(leaps, group) != 0;
+    const bool has_leaps = __any_sync(~0u, has_leap(leaps, group));
     if (!has_leaps && !__any_sync(~0u, exceptions != 0)) continue;
     const std::uint32_t count = __popc(exceptions), end = sum_to_lane(count, lane);
     const std::uint32_t group_end = written + __shfl_sync(~0u, end, 31);

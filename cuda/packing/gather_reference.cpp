@@ -62,8 +62,8 @@ std::vector<std::uint32_t> resident_list(const std::vector<std::uint32_t>& table
     }
     for (const std::uint32_t lower : {0u, 1u})
       for (std::uint32_t lane = 0; lane < codec::kLanes; ++lane)
-        if ((leaps[group][lower] >> lane & 1) != 0) out.push_back(resident_leap(group, lane, lower != 0, false, true));
-    if (out.size() > first) out.back() &= ~kResidentGoesOn;
+        if ((leaps[group][lower] >> lane & 1) != 0) out.push_back(resident_leap(group, lane, lower != 0, false));
+    if (out.size() > first && (out.back() & kResidentLeap) == 0) out.back() &= ~kResidentGoesOn;
   }
   if (!out.empty()) out.back() |= kResidentLast;
   return out;

@@ -55,7 +55,7 @@ __global__ void __launch_bounds__(kWarps * 32)
     std::uint32_t end = 0;
     for (std::uint32_t i = lane; i < header.exceptions; i += 32) end += list[i] >> 25 <= group ? 1 : 0;
     end = __reduce_add_sync(~0u, end);
-    const bool has_leaps = count_leaps(leaps, group) != 0;
+    const bool has_leaps = __any_sync(~0u, has_leap(leaps, group));
     for (std::uint32_t i = taken + lane; i < end; i += 32) {
       const std::uint32_t number = written + i - taken;
       *(to_starts - 1 - number) =

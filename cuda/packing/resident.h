@@ -56,11 +56,11 @@ constexpr std::uint32_t resident_exception(std::uint32_t position, std::uint32_t
 // A kernel moves a stream's window on once in a group, by a word where bit 5 of the place in the window changes. The
 // four pairs of a group may take up to 36 bits, and so, once in some thousand groups of a lane, two words: a *leap*.
 // Leaps are in the list, behind the exceptions of their group, as an entry with the weight +0 at the stream's first
-// weight of the group, and bit 18 set.
-constexpr std::uint32_t resident_leap(std::uint32_t group, std::uint32_t lane, bool lower, bool last,
-                                      bool group_goes_on) {
+// weight of the group, and bits 17 and 18 set: whether the group goes on behind it, a kernel has the time to see from the
+// next entry.
+constexpr std::uint32_t resident_leap(std::uint32_t group, std::uint32_t lane, bool lower, bool last) {
   const std::uint32_t position = group * codec::kGroupBytes + lane * 16 + (lower ? 2 : 0);
-  return resident_exception(position, 0, last, group_goes_on) | kResidentLeap;
+  return resident_exception(position, 0, last, true) | kResidentLeap;
 }
 // The leaps of a lane's stream as bits, one a group. The place in the window, 7 bits behind which the stream goes on,
 // is that of a word's bit; seen from the downward stream words are mirrored.
@@ -78,6 +78,9 @@ class LeapFinder {
  private:
   std::uint32_t place_, leaps_ = 0, group_ = 0;
 };
+
+// Of both streams of a lane: bit g says that row g's has a leap in group g, bit 8 + g that of row g + 8.
+constexpr bool has_leap(std::uint32_t leaps, std::uint32_t group) { return (leaps >> group & 0x101) != 0; }
 
 // Words of a unit that has `unit_bytes` in the file, or more by its leaps if they are counted as exceptions: all but
 // its header.

@@ -51,23 +51,14 @@ __device__ __forceinline__ std::uint32_t* place_unit(const codec::UnitGrid& grid
 // they are. `leaps`: the lane's (find_leaps()). All lanes of a warp call it.
 __device__ __forceinline__ std::uint32_t write_leaps(std::uint32_t* list, std::uint32_t leaps, std::uint32_t group,
                                                      std::uint32_t first, std::uint32_t all, std::uint32_t lane) {
-  std::uint32_t count = 0;
-  const std::uint32_t upper = __ballot_sync(~0u, leaps >> group & 1);
-  const std::uint32_t lower = __ballot_sync(~0u, leaps >> (codec::kBlockGroups + group) & 1);
-  const std::uint32_t both = __popc(upper) + __popc(lower), before = (1u << lane) - 1;
+  std::uint32_t written = first;
   for (const bool is_lower : {false, true}) {
-    const std::uint32_t mask = is_lower ? lower : upper;
-    const std::uint32_t number = count + __popc(mask & before);
-    if (mask >> lane & 1)
-      *(list - 1 - (first + number)) =
-          resident_leap(group, lane, is_lower, first + number + 1 == all, number + 1 < both);
-    count += __popc(mask);
+    const std::uint32_t lanes = __ballot_sync(~0u, leaps >> (is_lower ? codec::kBlockGroups + group : group) & 1);
+    const std::uint32_t number = written + __popc(lanes & ((1u << lane) - 1));
+    if (lanes >> lane & 1) *(list - 1 - number) = resident_leap(group, lane, is_lower, number + 1 == all);
+    written += __popc(lanes);
   }
-  return both;
-}
-__device__ __forceinline__ std::uint32_t count_leaps(std::uint32_t leaps, std::uint32_t group) {
-  return __popc(__ballot_sync(~0u, leaps >> group & 1)) +
-         __popc(__ballot_sync(~0u, leaps >> (codec::kBlockGroups + group) & 1));
+  return written - first;
 }
 
 // The unit's sign+mantissa bytes of its first group; the next groups' follow kGroupTiles * kGroupBytes apart.

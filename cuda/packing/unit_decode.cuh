@@ -95,7 +95,7 @@ __device__ __forceinline__ std::uint32_t lane_start(const std::uint32_t* starts,
          codec::kStartBias;
 }
 
-// The leaps of a lane's streams: bit g those of row g's in group g, bit 8 + g those of the other.
+// The leaps of a lane's two streams (has_leap()).
 template <class Table>
 __device__ __forceinline__ std::uint32_t find_leaps(const std::uint32_t* bits, std::uint32_t words, std::uint32_t start,
                                                     std::uint32_t groups, const Table& table) {

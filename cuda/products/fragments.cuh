@@ -98,14 +98,15 @@ class StreamPair {
   // groups, lanes, bytes; it is the same for all lanes. `limit`: that of the group.
   __device__ __forceinline__ void patch(std::uint32_t limit, std::uint32_t lane, Fragments& a) {
     if (entry_ >= limit) return;
-    std::uint32_t entry;  // a copy, and the compiler may not know it
-    asm volatile("mov.b32 %0, %1;" : "=r"(entry) : "r"(entry_));
 #pragma unroll 1
     for (;;) {
-      list_ -= 4;
-      entry_ = (entry & 0x10000) != 0 ? kNoException : load_shared(list_);
-      const std::uint32_t weight = (entry & 0x100000) != 0 ? entry << 16 : entry & 0xFFFF;
-      const std::uint32_t mine = ((entry ^ lane << 24) & 0x1F000000) == 0 ? weight : 0;
+      const std::uint32_t entry = entry_;
+      std::uint32_t mine;
+      asm("{ .reg .pred p; .reg .u32 q; lop3.b32 q, %1, %2, 0x1F000000, 0x28; setp.eq.u32 p, q, 0; "
+          "selp.b32 %0, %1, 0, p; }"
+          : "=r"(mine)
+          : "r"(entry), "r"(lane << 24));
+      const std::uint32_t weight = (entry & 0x100000) != 0 ? mine << 16 : mine & 0xFFFF;
       // All lanes take the same way: column pair 2 s + h, row half t.
       asm volatile(
           "{ .reg .pred p, q, r; .reg .u32 b; and.b32 b, %8, 0x800000; setp.ne.u32 p, b, 0; and.b32 b, %8, 0x400000; "
@@ -117,13 +118,16 @@ class StreamPair {
           "h1: add.u32 %7, %7, %9; done: }"
           : "+r"(a[0][0]), "+r"(a[0][1]), "+r"(a[0][2]), "+r"(a[0][3]), "+r"(a[1][0]), "+r"(a[1][1]), "+r"(a[1][2]),
             "+r"(a[1][3])
-          : "r"(entry), "r"(mine));
-      if ((entry & (kResidentGoesOn | kResidentLeap)) == 0) break;
-      if ((entry & kResidentLeap) != 0) {
-        leap(entry, lane);
-        if ((entry & kResidentGoesOn) == 0) break;
+          : "r"(entry), "r"(weight));
+      list_ -= 4;
+      entry_ = (entry & kResidentLast) != 0 ? kNoException : load_shared(list_);
+      if ((entry & kResidentGoesOn) == 0) return;
+      std::uint32_t again;  // rather than a register for what hardly ever happens
+      asm volatile("ld.shared.u32 %0, [%1 + 4];" : "=r"(again) : "r"(list_));
+      if ((again & kResidentLeap) != 0) {
+        leap(again, lane);
+        if (entry_ >= limit) return;
       }
-      entry = load_shared(list_);  // not entry_: then all would wait for that one before they leave the loop
     }
   }
   static constexpr std::uint32_t kNoException = 0xFFFFFFFF;

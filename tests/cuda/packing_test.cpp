@@ -180,16 +180,19 @@ Bytes file_bytes_of(const Resident& r, const UnitGrid& grid) {
       for (std::uint32_t i = 0; i < exceptions; ++i) {
         const auto entry = number_at<std::uint32_t>(start + 4 * (word.place - 1 - i));
         REQUIRE((entry >> 16 & 1) == (i + 1 == exceptions ? 1 : 0));
+        REQUIRE((entry >> 19 & 1) == 0);
+        const bool leap = (entry & cuda::kResidentLeap) != 0;
         if (i > 0) {
           const auto before = number_at<std::uint32_t>(start + 4 * (word.place - i));
-          REQUIRE((before >> 17 & 1) == (before >> 29 == entry >> 29 ? 1 : 0));
+          const bool goes_on = before >> 29 == entry >> 29, behind_leap = (before & cuda::kResidentLeap) != 0;
+          REQUIRE((before >> 17 & 1) == (goes_on || behind_leap ? 1 : 0));
+          if (goes_on && behind_leap) REQUIRE(leap);
         }
-        REQUIRE((entry >> 19 & 1) == 0);
-        REQUIRE(((entry >> 16 & 3) != 3));
-        if ((entry & cuda::kResidentLeap) != 0) {
-          REQUIRE((entry & 0xFFFF) == 0);
+        if (leap) {
+          REQUIRE((entry & 0x2FFFF) == 0x20000);
           continue;
         }
+        REQUIRE((entry >> 16 & 3) != 3);
         ++header.exceptions;
         list.push_back(codec::exception_entry(entry >> 20, static_cast<std::uint16_t>(entry)));
         header.group_mask |= 1u << (entry >> 29);
