@@ -66,16 +66,18 @@ class StreamPair {
     entry_ = (word & 2) == 0 ? kNoException : load_shared(list_);
   }
 
-  // One group of 32 columns; `bytes`: the lane's 16 sign+mantissa bytes, lane4: lane * 4.
-  __device__ __forceinline__ void decode(uint4 bytes, std::uint32_t lane4, std::uint32_t one, Fragments& a) {
+  // One group of 32 columns takes decode(), patch(), advance(). Windows are moved last: behind the branch of the patch,
+  // which may have changed them, the compiler needs no copies of them.
+  // `bytes`: the lane's 16 sign+mantissa bytes, lane4: lane * 4.
+  __device__ __forceinline__ void decode(uint4 bytes, std::uint32_t lane4, Fragments& a) {
     const std::uint32_t words[4] = {bytes.x, bytes.y, bytes.z, bytes.w};
 #pragma unroll
     for (int t = 0; t < 2; ++t) {
-      const std::uint32_t coming = t == 0 ? next_[0] : __brev(next_[1]);
+      coming_[t] = t == 0 ? next_[0] : __brev(next_[1]);
       // 64 bits from the position on. Of the low word 25 count, so a third entry has to be looked up where the second
       // word has been shifted in, and the last one from there by the sum of three lengths.
       const std::uint32_t low = __funnelshift_r(low_[t], high_[t], position_[t]);
-      const std::uint32_t high = __funnelshift_r(high_[t], coming, position_[t]);
+      const std::uint32_t high = __funnelshift_r(high_[t], coming_[t], position_[t]);
       std::uint32_t entries[4];
       entries[0] = table_entry(low, lane4);
       std::uint32_t window = __funnelshift_r(low, high, entries[0]);
@@ -85,9 +87,8 @@ class StreamPair {
       const std::uint32_t three = entries[0] + entries[1] + entries[2];
       window = __funnelshift_r(low, high, three);
       entries[3] = table_entry(window, lane4);
-      const std::uint32_t before = position_[t];
+      before_[t] = position_[t];
       position_[t] += three + entries[3];
-      advance(t, before, coming, one);
 #pragma unroll
       for (int i = 0; i < 4; ++i)
         a[i / 2][t + i % 2 * 2] = select_bits(entries[i], t == 0 ? words[i] : rotated(words[i]), 0x7F807F80);
@@ -130,6 +131,11 @@ class StreamPair {
       }
     }
   }
+  __device__ __forceinline__ void advance(std::uint32_t one) {
+    advance(0, one);
+    advance(1, one);
+  }
+
   static constexpr std::uint32_t kNoException = 0xFFFFFFFF;
   // No entry of a group or of one before is as large, every later one and kNoException are.
   static __device__ __forceinline__ std::uint32_t limit(std::uint32_t group) { return ((group + 1) << 29) - 1; }
@@ -144,26 +150,26 @@ class StreamPair {
   // Moves the window on by a word where bit 5 of the position has changed. The word that is fetched is the one behind
   // the window, so nothing waits for it. The products by one are moves and an addition that go to the multiplier's
   // pipe: the integer pipe is what this kernel is short of.
-  __device__ __forceinline__ void advance(int t, std::uint32_t before, std::uint32_t coming, std::uint32_t one) {
+  __device__ __forceinline__ void advance(int t, std::uint32_t one) {
     if (t == 0) {
       asm volatile(
           "{ .reg .pred p; .reg .u32 q; lop3.b32 q, %4, %5, 32, 0x28; setp.ne.u32 p, q, 0; @p mad.lo.u32 %0, %1, %6, "
           "0; "
           "@p mad.lo.u32 %1, %2, %6, 0; @p ld.shared.u32 %2, [%3 + 8]; @p mad.lo.u32 %3, %6, 4, %3; }"
           : "+r"(low_[t]), "+r"(high_[t]), "+r"(next_[t]), "+r"(at_[t])
-          : "r"(position_[t]), "r"(before), "r"(one));
+          : "r"(position_[t]), "r"(before_[t]), "r"(one));
     } else {
       asm volatile(
           "{ .reg .pred p; .reg .u32 q; lop3.b32 q, %4, %5, 32, 0x28; setp.ne.u32 p, q, 0; @p mad.lo.u32 %0, %1, %6, "
           "0; "
           "@p mad.lo.u32 %1, %7, %6, 0; @p ld.shared.u32 %2, [%3 + -12]; @p mad.lo.u32 %3, %6, -4, %3; }"
           : "+r"(low_[t]), "+r"(high_[t]), "+r"(next_[t]), "+r"(at_[t])
-          : "r"(position_[t]), "r"(before), "r"(one), "r"(coming));
+          : "r"(position_[t]), "r"(before_[t]), "r"(one), "r"(coming_[t]));
     }
   }
 
   // Moves the window of one lane on by two words: in this group its stream has gone over the whole second one, and
-  // advance() has seen no change.
+  // advance() will see no change.
   __device__ __forceinline__ void leap(std::uint32_t entry, std::uint32_t lane) {
     const bool mine = ((entry ^ lane << 24) & 0x1F000000) == 0, lower = (entry & 0x200000) != 0;
     asm volatile(
@@ -181,7 +187,8 @@ class StreamPair {
   std::uint32_t low_[2], high_[2];  // the window
   std::uint32_t next_[2], at_[2];   // the word behind it, as it lies in memory, and an address near the one after that
   std::uint32_t position_[2];
-  std::uint32_t list_, entry_;  // exceptions: the entry to come and its address
+  std::uint32_t before_[2], coming_[2];  // until advance(): the position at the group's start, and the word behind
+  std::uint32_t list_, entry_;           // exceptions: the entry to come and its address
 };
 
 }  // namespace glyd::cuda

@@ -117,8 +117,9 @@ struct PackedUnit {
   }
   __device__ __forceinline__ void fragments(const uint4& raw, std::uint32_t limit, int lane, std::uint32_t lane4,
                                             std::uint32_t one, Fragments& a) {
-    streams.decode(raw, lane4, one, a);
+    streams.decode(raw, lane4, a);
     streams.patch(limit, lane, a);
+    streams.advance(one);
   }
 };
 struct PlainUnit {
