@@ -38,6 +38,7 @@ struct MultiplyArguments {
   float* partials;
   int tokens;
   int slot_bytes;  // of a block of streams in a stage; 0: plain weights
+  int x_at;        // where a stage has its activations: behind its blocks
   int stages;
   int pass_groups;  // row groups of a pass
 };
@@ -173,7 +174,7 @@ __device__ void produce(const MultiplyArguments<Matrix>& args, std::uint32_t rin
   const int blocks = p.col_blocks();
   const int groups = static_cast<int>((p.cols + codec::kGroupCols - 1) / codec::kGroupCols);
   constexpr std::uint32_t kGroupX = codec::kGroupCols * kColumns * 2;
-  const std::uint32_t stage_bytes = args.pass_groups * args.slot_bytes + codec::kBlockGroups * kGroupX;
+  const std::uint32_t stage_bytes = args.x_at + codec::kBlockGroups * kGroupX;
   const int passes = (p.height + args.pass_groups - 1) / args.pass_groups;
   const auto x_bytes = [&](int block) {
     return min(groups - block * static_cast<int>(codec::kBlockGroups), static_cast<int>(codec::kBlockGroups)) * kGroupX;
@@ -186,7 +187,7 @@ __device__ void produce(const MultiplyArguments<Matrix>& args, std::uint32_t rin
     }
   };
   const auto copy_x = [&](int stage, int block) {
-    bulk_copy(ring + stage * stage_bytes + args.pass_groups * args.slot_bytes,
+    bulk_copy(ring + stage * stage_bytes + args.x_at,
               args.x + static_cast<std::size_t>(block) * (codec::kBlockGroups * kGroupX), x_bytes(block),
               full + 8 * stage);
   };
@@ -234,7 +235,7 @@ __device__ void produce(const MultiplyArguments<Matrix>& args, std::uint32_t rin
 
 template <class Matrix, int kColumns, bool kWarpGroup>
 __device__ void consume(const MultiplyArguments<Matrix>& args, std::uint32_t queues, std::uint32_t ring,
-                        std::uint32_t full, std::uint32_t empty, int begin, int end, int warp, int lane) {
+                        std::uint32_t full, int begin, int end, int warp, int lane) {
   using Tuned = Tuning<Matrix, kColumns>;
   using Walk = typename Tuned::Walk;
   using Queue = typename Tuned::Queue;
@@ -243,6 +244,7 @@ __device__ void consume(const MultiplyArguments<Matrix>& args, std::uint32_t que
   const int groups = static_cast<int>((p.cols + codec::kGroupCols - 1) / codec::kGroupCols);
   constexpr std::uint32_t kGroupX = codec::kGroupCols * kColumns * 2;
   constexpr int kGroups = codec::kBlockGroups;
+  // Not as a sum with x_at, for which the compiler spills at 32 columns.
   const std::uint32_t stage_bytes = args.pass_groups * args.slot_bytes + codec::kBlockGroups * kGroupX;
   const int passes = (p.height + args.pass_groups - 1) / args.pass_groups;
   const std::uint32_t one = opaque_one();
@@ -275,7 +277,7 @@ __device__ void consume(const MultiplyArguments<Matrix>& args, std::uint32_t que
     for (int u = begin; u < end; ++u) {
       barrier_wait(filled, parity);
       if (u < last) {
-        const std::uint32_t x = at + args.pass_groups * args.slot_bytes;
+        const std::uint32_t x = at + args.x_at;
         typename Source<Matrix>::Unit unit;
         unit.open(at + (warp >> 2) * args.slot_bytes, warp, lane);
         const int count = walk.block() + 1 < blocks ? kGroups : groups - (blocks - 1) * kGroups;
@@ -283,10 +285,10 @@ __device__ void consume(const MultiplyArguments<Matrix>& args, std::uint32_t que
         run_block(unit, walk, queue, count, u + 1 < last, lane, one, product);
       }
       __syncwarp();
-      if (lane == 0) barrier_arrive(filled + 8 * args.stages);
+      if (lane == 0) barrier_arrive(filled + 8 * kMaxStages);
       at += stage_bytes;
       filled += 8;
-      if (filled == empty) {
+      if (filled == full + 8 * args.stages) {
         at = ring;
         filled = full;
         parity ^= 1;
@@ -326,7 +328,7 @@ __global__ void __launch_bounds__((kMaxPassGroups<kColumns> + 1) * 128, 1)
   const int warp = __shfl_sync(0xFFFFFFFF, threadIdx.x >> 5, 0), lane = threadIdx.x & 31;
   const int consumers = args.pass_groups * 4;
   const std::uint32_t bars = shared_address(shared_memory) + (Source<Matrix>::kPacked ? kTableBytes : 0);
-  const std::uint32_t full = bars, empty = bars + 8 * args.stages;
+  const std::uint32_t full = bars, empty = full + 8 * kMaxStages;
   const std::uint32_t ring = bars + 128 + consumers * Tuning<Matrix, kColumns>::Queue::kBytes;
   const int begin = args.partition.first[blockIdx.x];
   const int end = args.partition.first[blockIdx.x + 1];
@@ -344,7 +346,7 @@ __global__ void __launch_bounds__((kMaxPassGroups<kColumns> + 1) * 128, 1)
     produce<Matrix, kColumns>(args, ring, full, empty, begin, end, lane);
   } else {
     take_registers<kConsumerRegisters<kColumns>>();
-    consume<Matrix, kColumns, kWarpGroup>(args, bars + 128, ring, full, empty, begin, end, warp, lane);
+    consume<Matrix, kColumns, kWarpGroup>(args, bars + 128, ring, full, begin, end, warp, lane);
   }
 #else
   __trap();  // choose_kernels() takes these kernels for sm_90a alone
@@ -374,9 +376,15 @@ cudaError_t launch_multiply(const Matrix& weights, const Partition& partition, c
           cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(kShared));
       error != cudaSuccess)
     return error;
-  const MultiplyArguments<Matrix> args{weights,  partition, reinterpret_cast<const std::uint8_t*>(x.data),
-                                       partials, tokens,    static_cast<int>(slot_bytes),
-                                       stages,   groups};
+  const MultiplyArguments<Matrix> args{weights,
+                                       partition,
+                                       reinterpret_cast<const std::uint8_t*>(x.data),
+                                       partials,
+                                       tokens,
+                                       static_cast<int>(slot_bytes),
+                                       groups * static_cast<int>(slot_bytes),
+                                       stages,
+                                       groups};
   return launch(kernel, dim3(partition.ctas), dim3((groups + 1) * 128), shared, stream, args);
 }
 
