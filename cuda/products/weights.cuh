@@ -197,29 +197,35 @@ struct RegisterQueue {
 };
 
 // The same in shared memory, where the copies end in their order: a warp waits for the oldest only, has its registers
-// free, and pays with shared memory's time.
+// free, and pays with shared memory's time. Copies are asked for and waited for by twos, since each request takes
+// three instructions that do nothing (the compiler's), and one for its group of copies.
 template <class Walk, int kAhead>
 struct SharedQueue {
   static constexpr int kStepsAt = static_cast<int>(codec::kBlockGroups) - kAhead;
   static constexpr std::uint32_t kBytes = kAhead * codec::kGroupBytes;  // of a warp
-  std::uint32_t at;                                                     // the lane's place in the first slot
+  static_assert(kAhead % 2 == 0);
+  std::uint32_t at;  // the lane's place in the first slot
 
   __device__ __forceinline__ void fill(const Walk& walk) {
     copies_wait<0>();
 #pragma unroll
     for (int i = 0; i < kAhead; ++i) {
       copy_async_16(at + i * codec::kGroupBytes, walk.address(i));
-      copies_commit();
+      if (i % 2 != 0) copies_commit();
     }
   }
   __device__ __forceinline__ uint4 take(int g) const {
-    copies_wait<kAhead - 1>();
+    if (g % 2 == 0) copies_wait<kAhead / 2 - 1>();
     return load_shared_16(at + g % kAhead * codec::kGroupBytes);
   }
   __device__ __forceinline__ void ask(int g, const Walk& walk, bool more) {
     constexpr int kGroups = static_cast<int>(codec::kBlockGroups);
-    if (g + kAhead < kGroups || more)
-      copy_async_16(at + g % kAhead * codec::kGroupBytes, walk.address((g + kAhead) % kGroups));
+    if (g % 2 == 0) return;
+    if (g + kAhead < kGroups || more) {
+#pragma unroll
+      for (int i = g - 1; i <= g; ++i)
+        copy_async_16(at + i % kAhead * codec::kGroupBytes, walk.address((i + kAhead) % kGroups));
+    }
     copies_commit();  // an empty group where nothing is wanted, so that their number says which is which
   }
   __device__ __forceinline__ uint4 take_slowly(int g, int, const Walk& walk) {
