@@ -19,8 +19,9 @@ struct ResidentBytes {
 
 ResidentBytes resident_bytes(std::int64_t rows, std::int64_t cols, std::uint64_t stream_bytes);
 
-// Before the units are known. From the bytes of the packed matrix in its file: never too little, and at most 2 % too
-// much. From the shape alone: what a matrix takes whose weights are close to a Gaussian's.
+// Before the units are known. From the bytes of the packed matrix in its file: at most 2 % too much, and too little
+// only where units have more than one leap on average (cuda/packing/resident.h), a hundred times a Gaussian's. From the
+// shape alone: what a matrix takes whose weights are close to a Gaussian's.
 std::uint64_t resident_bytes_upper_bound(std::int64_t rows, std::int64_t cols, std::uint64_t packed_file_bytes);
 std::uint64_t resident_bytes_estimate(std::int64_t rows, std::int64_t cols);
 
