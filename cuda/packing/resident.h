@@ -54,10 +54,10 @@ constexpr std::uint32_t resident_exception(std::uint32_t position, std::uint32_t
 }
 
 // A kernel moves a stream's window on once in a group, by a word where bit 5 of the place in the window changes. The
-// four pairs of a group may take up to 36 bits, and so, once in some thousand groups of a lane, two words: a *leap*.
-// Leaps are in the list, behind the exceptions of their group, as an entry with the weight +0 at the stream's first
-// weight of the group, and bits 17 and 18 set: whether the group goes on behind it, a kernel has the time to see from
-// the next entry.
+// four pairs of a group may take up to 36 bits, and so two words: a *leap*. Of Gaussian weights it happens to one of
+// the 64 streams in one group of a thousand. Leaps are in the list, behind the exceptions of their group, as an entry
+// with the weight +0 at the stream's first weight of the group, and bits 17 and 18 set: whether the group goes on
+// behind it, a kernel has the time to see from the next entry.
 constexpr std::uint32_t resident_leap(std::uint32_t group, std::uint32_t lane, bool lower, bool last) {
   const std::uint32_t position = group * codec::kGroupBytes + lane * 16 + (lower ? 2 : 0);
   return resident_exception(position, 0, last, true) | kResidentLeap;
