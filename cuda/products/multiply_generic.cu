@@ -59,7 +59,7 @@ __global__ void __launch_bounds__(kMaxGenericGroups<kColumns> * 128, 1)
   constexpr bool kPacked = Source<Matrix>::kPacked;
   const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31;
   const Partition& p = args.partition;
-  const int begin = p.first[blockIdx.x], end = p.first[blockIdx.x + 1];
+  const int begin = p.first[blockIdx.x], end = p.end(blockIdx.x);
   if (begin == end) return;
   const int blocks = p.col_blocks();
   const int groups = static_cast<int>((p.cols + codec::kGroupCols - 1) / codec::kGroupCols);
@@ -80,12 +80,12 @@ __global__ void __launch_bounds__(kMaxGenericGroups<kColumns> * 128, 1)
   for (int pass = 0; pass < passes; ++pass) {
     const int place = pass * args.pass_groups + (warp >> 2);
     if (place >= p.height) continue;
-    int step_row = begin / blocks, block = begin % blocks;
+    const int from = p.begin_at(blockIdx.x, place), to = p.end_at(blockIdx.x, place);
     // The 4 warps fetch the block of step u into one of their two buffers.
     const auto fetch = [&](int u) {
       if constexpr (kPacked) {
         const int row = u / blocks;
-        if (u < end && place < p.groups_of(row)) {
+        if (u >= from && u < to) {
           const std::int64_t group = p.first_group(row) + place;
           const std::uint32_t* offset = args.weights.block_offsets + group * blocks + u % blocks;
           const std::uint8_t* from = args.weights.streams + static_cast<std::int64_t>(offset[0]) * 16;
@@ -100,16 +100,16 @@ __global__ void __launch_bounds__(kMaxGenericGroups<kColumns> * 128, 1)
       if constexpr (kPacked) asm volatile("bar.sync %0, 128;" ::"r"(1 + (warp >> 2)) : "memory");
     };
     fetch(begin);
+    int step_row = from / blocks, block = from % blocks;
     Walk walk(args.weights, p, step_row, place, block, warp, lane);
     RegisterQueue<Walk, 2> queue;
-    queue.fill(walk);
+    if (from < to) queue.fill(walk);
     float acc[kColumns / 8][4];
 #pragma unroll
     for (auto& column : acc) column[0] = column[1] = column[2] = column[3] = 0;
 
     for (int u = begin; u < end; ++u) {
-      const int row_group = p.first_group(step_row) + place;
-      const bool valid = place < p.groups_of(step_row);
+      const bool valid = u >= from && u < to;
       fetch(u + 1);
       if constexpr (kPacked) copies_wait<1>();
       meet();
@@ -121,11 +121,11 @@ __global__ void __launch_bounds__(kMaxGenericGroups<kColumns> * 128, 1)
         const int first = block * static_cast<int>(codec::kBlockGroups);
         const int count = min(groups - first, static_cast<int>(codec::kBlockGroups));
         CachedProduct<kColumns> product{acc, x};
-        run_block(unit, walk, queue, count, u + 1 < end, lane, one, product);
+        run_block(unit, walk, queue, count, u + 1 < to, lane, one, product);
       }
       meet();  // the buffer may be filled again
-      if (++block == blocks || u + 1 == end) {
-        if (valid) store_partials(p, args.partials, args.tokens, step_row, row_group, warp, lane, acc);
+      if (valid && (++block == blocks || u + 1 == to)) {
+        store_partials(p, args.partials, args.tokens, step_row, place, warp, lane, acc);
         block = 0;
         ++step_row;
       }

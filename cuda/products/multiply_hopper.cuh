@@ -156,7 +156,8 @@ __device__ __forceinline__ StreamRange find_streams(const MultiplyArguments<Matr
   if constexpr (Source<Matrix>::kPacked) {
     const Partition& p = args.partition;
     const int blocks = p.col_blocks(), row = step / blocks, place_in_row = pass * args.pass_groups + place;
-    if (place < args.pass_groups && place_in_row < p.groups_of(row)) {
+    if (place < args.pass_groups && place_in_row < p.groups_of(row) && step >= p.begin_at(blockIdx.x, place_in_row) &&
+        step < p.end_at(blockIdx.x, place_in_row)) {
       const std::uint32_t* offset = args.weights.block_offsets +
                                     static_cast<std::int64_t>(p.first_group(row) + place_in_row) * blocks +
                                     step % blocks;
@@ -256,19 +257,18 @@ __device__ void consume(const MultiplyArguments<Matrix>& args, std::uint32_t que
   if constexpr (Queue::kBytes != 0) queue.at = queues + warp * Queue::kBytes + lane * 16;
   std::uint32_t entry = 0;
   if constexpr (Source<Matrix>::kPacked) entry = first_table_entry(args.weights.table, warp, lane);
-  if ((warp >> 2) < p.groups_of(begin / blocks))
-    queue.fill(Walk(args.weights, p, begin / blocks, warp >> 2, begin % blocks, warp, lane));
+  const int first = p.begin_at(blockIdx.x, warp >> 2);
+  if (first < p.end_at(blockIdx.x, warp >> 2))
+    queue.fill(Walk(args.weights, p, first / blocks, warp >> 2, first % blocks, warp, lane));
   if constexpr (Source<Matrix>::kPacked) fill_table(args.weights.table, entry, warp, args.pass_groups * 4, lane);
   asm volatile("bar.sync 1, %0;" ::"r"(args.pass_groups * 128 + 32) : "memory");
 
   for (int pass = 0; pass < passes; ++pass) {
     const int place = pass * args.pass_groups + (warp >> 2);  // of the row group in the step
-    int step_row = begin / blocks;
-    Walk walk(args.weights, p, step_row, place, begin % blocks, warp, lane);
-    // From some row on, if not from the first, there may be no row group for these warps.
-    const int rows = place + 1 < p.height ? p.steps_down : place < p.height ? p.steps_down - p.low_rows() : 0;
-    const int last = min(end, rows * blocks);
-    if (pass > 0 && begin < last) queue.fill(walk);
+    // In the first step, in the last one, and from some row on there may be no row group for these warps.
+    const int from = p.begin_at(blockIdx.x, place), to = p.end_at(blockIdx.x, place);
+    Walk walk(args.weights, p, from / blocks, place, from % blocks, warp, lane);
+    if (pass > 0 && from < to) queue.fill(walk);
     float acc[kColumns / 8][4];
 #pragma unroll
     for (auto& column : acc) column[0] = column[1] = column[2] = column[3] = 0;
@@ -276,13 +276,13 @@ __device__ void consume(const MultiplyArguments<Matrix>& args, std::uint32_t que
 
     for (int u = begin; u < end; ++u) {
       barrier_wait(filled, parity);
-      if (u < last) {
+      if (u >= from && u < to) {
         const std::uint32_t x = at + args.x_at;
         typename Source<Matrix>::Unit unit;
         unit.open(at + (warp >> 2) * args.slot_bytes, warp, lane);
         const int count = walk.block() + 1 < blocks ? kGroups : groups - (blocks - 1) * kGroups;
         BlockProduct<kColumns, kWarpGroup, Tuned::kFragments> product{acc, x, lane, fresh, lane < args.tokens * 4};
-        run_block(unit, walk, queue, count, u + 1 < last, lane, one, product);
+        run_block(unit, walk, queue, count, u + 1 < to, lane, one, product);
       }
       __syncwarp();
       if (lane == 0) barrier_arrive(filled + 8 * kMaxStages);
@@ -293,10 +293,10 @@ __device__ void consume(const MultiplyArguments<Matrix>& args, std::uint32_t que
         filled = full;
         parity ^= 1;
       }
-      if (u < last && (walk.block() == 0 || u + 1 == end)) {
-        store_partials(p, args.partials, args.tokens, step_row, p.first_group(step_row) + place, warp, lane, acc);
+      if (u >= from && u < to && (walk.block() == 0 || u + 1 == to)) {
+        const int step_row = walk.step_row() - (walk.block() == 0 ? 1 : 0);  // the walk is already behind the block
+        store_partials(p, args.partials, args.tokens, step_row, place, warp, lane, acc);
         fresh = 0;
-        step_row = walk.step_row();
       }
     }
   }
@@ -331,7 +331,7 @@ __global__ void __launch_bounds__((kMaxPassGroups<kColumns> + 1) * 128, 1)
   const std::uint32_t full = bars, empty = full + 8 * kMaxStages;
   const std::uint32_t ring = bars + 128 + consumers * Tuning<Matrix, kColumns>::Queue::kBytes;
   const int begin = args.partition.first[blockIdx.x];
-  const int end = args.partition.first[blockIdx.x + 1];
+  const int end = args.partition.end(blockIdx.x);
   if (begin == end) return;
   if (warp >= consumers) {
     give_registers<kProducerRegisters>();

@@ -12,16 +12,47 @@ cudaError_t multiply_packed_generic(const ResidentMatrix&, const Partition&, con
                                     cudaStream_t);
 cudaError_t multiply_plain_generic(const PlainMatrix&, const Partition&, const Activations&, int, float*, cudaStream_t);
 
-Partition partition_of_height(std::int64_t rows, std::int64_t cols, int multiprocessors, int height) {
-  Partition p;
-  p.rows = rows;
-  p.cols = cols;
-  const int groups = p.row_groups(), blocks = p.col_blocks();
-  p.steps_down = (groups + height - 1) / height;
-  p.height = (groups + p.steps_down - 1) / p.steps_down;
+namespace {
+
+// A multiprocessor's time for a block of weights, in percent of that with 5 row groups side by side: with fewer warps
+// it hides less of its latencies. Measured on an H200 (bench/results/products.md).
+constexpr int kMaxHeight = 5;
+constexpr int kTime[kMaxHeight + 1] = {0, 180, 130, 112, 106, 100};
+std::int64_t block_time(int groups) { return kTime[std::min(groups, kMaxHeight)]; }
+
+// Cuts between row groups so that all runs take the same time to within a block. Every run has to have a block of each
+// place at least, so that no piece but the first of a step row is missing for some of the row groups; false: some has
+// not, and the matrix has to be cut between steps.
+bool cut_inside_steps(Partition& p, int multiprocessors) {
+  p.ctas = std::min(multiprocessors, Partition::kMaxCtas);
+  const int blocks = p.col_blocks(), high = p.steps_down - p.low_rows();
+  const std::int64_t high_step = p.height * block_time(p.height);
+  const std::int64_t low_step = (p.height - 1) * block_time(p.height - 1);
+  const std::int64_t high_time = high_step * high * blocks;
+  const std::int64_t time = high_time + low_step * p.low_rows() * blocks;
+  std::int64_t before = 0;  // blocks up to the cut
+  for (int cta = 1; cta < p.ctas; ++cta) {
+    const std::int64_t share = time * cta / p.ctas, low_share = share - high_time;
+    const bool in_low = low_share >= 0;
+    const int groups = p.height - (in_low ? 1 : 0);
+    const std::int64_t step = in_low ? high * blocks + low_share / low_step : share / high_step;
+    const std::int64_t rest = in_low ? low_share % low_step : share % high_step;
+    const std::int64_t at = (rest + block_time(groups) / 2) / block_time(groups);  // the nearest cut, up to `groups`
+    p.first[cta] = static_cast<std::int32_t>(step + at / groups);
+    p.place[cta] = static_cast<std::uint8_t>(at % groups);
+    const std::int64_t here =
+        (in_low ? std::int64_t{high} * blocks * p.height + (step - high * blocks) * groups : step * groups) + at;
+    if (here - before < p.height) return false;
+    before = here;
+  }
+  return std::int64_t{p.row_groups()} * blocks - before >= p.height;
+}
+
+// Every thread block's first step is the one that begins nearest to its share of all blocks, and no other's.
+void cut_between_steps(Partition& p, int multiprocessors) {
   p.ctas = std::min({multiprocessors, Partition::kMaxCtas, p.steps()});
-  // Every thread block's first step is the one that begins nearest to its share of all blocks, and no other's.
-  int step = 0, row = 0;
+  const int groups = p.row_groups(), blocks = p.col_blocks();
+  int step = 0;
   for (int cta = 0; cta < p.ctas; ++cta) {
     const std::int64_t share = std::int64_t{groups} * blocks * cta / p.ctas;
     const auto begins_at = [&](int s) {
@@ -31,36 +62,60 @@ Partition partition_of_height(std::int64_t rows, std::int64_t cols, int multipro
     if (cta > 0) step = std::max(step, p.first[cta - 1] + 1);
     step = std::min(step, p.steps() - (p.ctas - cta));  // the others need a step each
     p.first[cta] = step;
-    row = step / blocks;
-    int piece = 0;
-    for (int before = cta - 1; step % blocks != 0 && before >= 0; --before) {
+    p.place[cta] = 0;
+  }
+}
+
+// What the longest run takes.
+std::int64_t longest_time(const Partition& p) {
+  std::int64_t longest = 0;
+  for (int cta = 0; cta < p.ctas; ++cta) {
+    std::int64_t time = 0;
+    for (int at = 0; at < p.height; ++at) {
+      for (int step = p.begin_at(cta, at); step < p.end_at(cta, at); ++step)
+        time += block_time(p.groups_of(step / p.col_blocks()));
+    }
+    longest = std::max(longest, time);
+  }
+  return longest;
+}
+
+}  // namespace
+
+Partition partition_of_height(std::int64_t rows, std::int64_t cols, int multiprocessors, int height) {
+  Partition p;
+  p.rows = rows;
+  p.cols = cols;
+  const int blocks = p.col_blocks();
+  p.steps_down = (p.row_groups() + height - 1) / height;
+  p.height = (p.row_groups() + p.steps_down - 1) / p.steps_down;
+  if (!cut_inside_steps(p, multiprocessors)) cut_between_steps(p, multiprocessors);
+  p.first[p.ctas] = p.steps();
+  p.place[p.ctas] = 0;
+  for (int cta = 0; cta < p.ctas; ++cta) {
+    // Pieces of the step row in which the run begins: a run before it each, down to the one that reached the row.
+    const int row_begin = p.first[cta] / blocks * blocks;
+    int piece = 0, less = p.height;
+    for (int before = cta; before > 0; --before) {
+      if (p.first[before] == row_begin && p.place[before] == 0) break;  // nothing of the row lies before this cut
+      if (p.first[before] < row_begin) break;
       ++piece;
-      if (p.first[before] <= row * blocks) break;
+      if (p.first[before] == row_begin) less = p.place[before];
     }
     p.split[cta] = static_cast<std::uint8_t>(piece);
+    p.less[cta] = static_cast<std::uint8_t>(less);
   }
-  p.first[p.ctas] = p.steps();
   return p;
 }
 
-// A thread block's time grows with its blocks of weights; with fewer warps a multiprocessor hides less of its
-// latencies. The factors are those of measurements on an H200 (bench/results/products.md).
 Partition make_partition(std::int64_t rows, std::int64_t cols, int multiprocessors) {
-  constexpr int kMaxHeight = 5;
-  constexpr double kFactor[kMaxHeight + 1] = {0, 1.8, 1.3, 1.12, 1.06, 1.0};
   Partition best;
-  double least = 0;
+  std::int64_t least = 0;
   for (int height = 1; height <= kMaxHeight; ++height) {
     const Partition p = partition_of_height(rows, cols, multiprocessors, height);
-    int longest = 0;  // blocks of the thread block that has most
-    for (int cta = 0; cta < p.ctas; ++cta) {
-      int blocks = 0;
-      for (int step = p.first[cta]; step < p.first[cta + 1]; ++step) blocks += p.groups_of(step / p.col_blocks());
-      longest = std::max(longest, blocks);
-    }
-    const double cost = longest * kFactor[height];
-    if (least == 0 || cost < least) {
-      least = cost;
+    const std::int64_t time = longest_time(p);
+    if (least == 0 || time < least) {
+      least = time;
       best = p;
     }
   }
@@ -76,8 +131,12 @@ std::vector<std::uint8_t> split_counts(const Partition& p) {
   std::vector<std::uint8_t> counts(static_cast<std::size_t>(p.row_groups()), 1);
   for (int cta = 0; cta < p.ctas; ++cta) {
     const int row = p.first[cta] / p.col_blocks();
-    for (int group = p.first_group(row); group < p.first_group(row + 1); ++group)
-      counts[static_cast<std::size_t>(group)] = static_cast<std::uint8_t>(p.split[cta] + 1);
+    for (int at = 0; at < p.groups_of(row); ++at) {
+      // Where the cut lies in the row's last step, the first row groups have no part in this run.
+      if (p.begin_at(cta, at) / p.col_blocks() == row)
+        counts[static_cast<std::size_t>(p.first_group(row) + at)] =
+            static_cast<std::uint8_t>(p.piece(cta, row, at) + 1);
+    }
   }
   return counts;
 }

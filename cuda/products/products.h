@@ -24,9 +24,10 @@ struct PlainMatrix {
 
 // How a matrix's work is cut. Its groups of 64 rows are dealt out evenly to step rows of at most `height` groups; a
 // step is a step row x 256 columns, and steps are in the order (rows, columns). Each of `ctas` thread blocks takes a
-// run of steps with as equal a number of blocks (64 x 256) as whole steps allow. Where a run ends inside a row, the
-// row's sum is cut. The same for every number of columns and for packed and plain weights: the cuts decide the bits of
-// the result.
+// run of blocks (64 x 256) in the order (step, row group), all with the same work to within a block where there are
+// enough: a run may begin and end inside a step. Then its first step has the row groups from the cut on, its last one
+// those before the next cut. Where a run ends inside a row, the row's sum is cut. The same for every number of columns
+// and for packed and plain weights: the cuts decide the bits of the result.
 struct Partition {
   static constexpr int kMaxCtas = 256;
 
@@ -35,7 +36,10 @@ struct Partition {
   int ctas = 1;
   int steps_down = 1;
   std::int32_t first[kMaxCtas + 1] = {};  // [ctas + 1] first step of each thread block
-  std::uint8_t split[kMaxCtas] = {};      // [ctas] which piece of its first step row's sums a thread block makes
+  std::uint8_t place[kMaxCtas + 1] = {};  // [ctas + 1] its first row group in that step: those before belong to others
+  // [ctas] Which piece of its first step row's sums a thread block makes; one less from row group `less` of the row on,
+  // which have had no part in the step row's first run.
+  std::uint8_t split[kMaxCtas] = {}, less[kMaxCtas] = {};
 
   constexpr int row_groups() const { return static_cast<int>((rows + kGroupRows - 1) / kGroupRows); }
   constexpr int col_blocks() const { return static_cast<int>((cols + codec::kBlockCols - 1) / codec::kBlockCols); }
@@ -48,6 +52,20 @@ struct Partition {
     return step_row * height - (step_row > high ? step_row - high : 0);
   }
   constexpr int groups_of(int step_row) const { return height - (step_row >= steps_down - low_rows() ? 1 : 0); }
+  // A thread block's steps: all of them (by arithmetic, which a kernel does once for all threads), and those with work
+  // for the row group that has a place in each step row.
+  constexpr int end(int cta) const { return first[cta + 1] + (place[cta + 1] + 255) / 256; }
+  constexpr int begin_at(int cta, int at) const { return first[cta] + (at < place[cta] ? 1 : 0); }
+  constexpr int end_at(int cta, int at) const {
+    // The first step rows have row groups in all places.
+    const int rows = at + 1 < height ? steps_down : at < height ? steps_down - low_rows() : 0;
+    const int end = first[cta + 1] + (at < place[cta + 1] ? 1 : 0);
+    return end < rows * col_blocks() ? end : rows * col_blocks();
+  }
+  // Which piece of a step row's sums. A thread block that comes to a further step row is the first one in it.
+  constexpr int piece(int cta, int step_row, int at) const {
+    return step_row == first[cta] / col_blocks() ? split[cta] - (at >= less[cta] ? 1 : 0) : 0;
+  }
 };
 
 // The partition for a device of `multiprocessors`.

@@ -268,13 +268,11 @@ __device__ __forceinline__ void run_block(Unit& unit, Walk& walk, Queue& queue, 
 
 // Writes a warp's 16 rows of sums as the piece that this thread block makes of them, and clears them.
 template <int kTiles>
-__device__ __forceinline__ void store_partials(const Partition& p, float* partials, int tokens, int step_row,
-                                               int row_group, int warp, int lane, float (&acc)[kTiles][4]) {
-  const std::int64_t stored = p.stored_rows();
-  // A thread block that comes to a further step row is the first one in it.
-  const std::int64_t split = step_row == p.first[blockIdx.x] / p.col_blocks() ? p.split[blockIdx.x] : 0;
-  float* out = partials + split * tokens * stored + static_cast<std::int64_t>(row_group) * kGroupRows +
-               (warp & 3) * 16 + (lane >> 2);
+__device__ __forceinline__ void store_partials(const Partition& p, float* partials, int tokens, int step_row, int place,
+                                               int warp, int lane, float (&acc)[kTiles][4]) {
+  const std::int64_t stored = p.stored_rows(), piece = p.piece(blockIdx.x, step_row, place);
+  float* out = partials + piece * tokens * stored +
+               static_cast<std::int64_t>(p.first_group(step_row) + place) * kGroupRows + (warp & 3) * 16 + (lane >> 2);
 #pragma unroll
   for (int n = 0; n < kTiles; ++n) {
 #pragma unroll

@@ -267,7 +267,7 @@ TEST_CASE("a zero has the same sign at every number of columns", "[cuda][gpu][pr
   }
 }
 
-TEST_CASE("a partition gives every step to one thread block, and counts the pieces of each row", "[cuda]") {
+TEST_CASE("a partition gives every block to one thread block, and counts the pieces of each row", "[cuda]") {
   std::vector<Case> shapes(std::begin(kModels), std::end(kModels));
   shapes.insert(shapes.end(), std::begin(kEdges), std::end(kEdges));
   for (const auto& [rows, cols] : shapes) {
@@ -279,20 +279,32 @@ TEST_CASE("a partition gives every step to one thread block, and counts the piec
       REQUIRE(p.height <= height);
       REQUIRE(p.first_group(0) == 0);
       REQUIRE(p.first_group(p.steps_down) == p.row_groups());
-      std::vector<int> pieces(static_cast<std::size_t>(p.steps_down), 0);
+      // Every block in its order, and every piece of a row group once.
+      const int blocks = p.col_blocks();
+      std::vector<int> pieces(static_cast<std::size_t>(p.row_groups()), 0), done(pieces);
       for (int cta = 0; cta < p.ctas; ++cta) {
-        REQUIRE(p.first[cta] < p.first[cta + 1]);
-        const int last_row = (p.first[cta + 1] - 1) / p.col_blocks();
-        for (int row = p.first[cta] / p.col_blocks(); row <= last_row; ++row) {
-          const int piece = row == p.first[cta] / p.col_blocks() ? p.split[cta] : 0;
-          REQUIRE(pieces[static_cast<std::size_t>(row)]++ == piece);
+        REQUIRE(p.first[cta] < p.end(cta));
+        bool any = false;
+        for (int at = 0; at < p.height; ++at) {
+          const int begin = p.begin_at(cta, at), end = p.end_at(cta, at);
+          REQUIRE((begin >= p.first[cta] && end <= p.end(cta)));
+          for (int step = begin; step < end; ++step) {
+            const int row = step / blocks;
+            REQUIRE(at < p.groups_of(row));
+            const auto group = static_cast<std::size_t>(p.first_group(row) + at);
+            if (step == begin || step % blocks == 0) REQUIRE(pieces[group]++ == p.piece(cta, row, at));
+            REQUIRE(done[group]++ == step % blocks);
+            any = true;
+          }
         }
+        REQUIRE(any);
       }
       const std::vector<std::uint8_t> counts = cuda::split_counts(p);
-      for (int row = 0; row < p.steps_down; ++row) {
+      for (int row = 0; row < p.steps_down; ++row)
         REQUIRE((p.groups_of(row) >= 1 && p.groups_of(row) == p.first_group(row + 1) - p.first_group(row)));
-        for (int g = p.first_group(row); g < p.first_group(row + 1); ++g)
-          REQUIRE(int{counts[static_cast<std::size_t>(g)]} == pieces[static_cast<std::size_t>(row)]);
+      for (std::size_t g = 0; g < counts.size(); ++g) {
+        REQUIRE(int{counts[g]} == pieces[g]);
+        REQUIRE(done[g] == blocks);
       }
     }
   }
