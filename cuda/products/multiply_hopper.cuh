@@ -55,9 +55,10 @@ struct Tuning {
   static constexpr bool kPacked = Source<Matrix>::kPacked;
   using Walk = typename Source<Matrix>::Walk;
   // Where wgmma takes the registers, packed weights wait in shared memory, which costs it time that mma.sync has not
-  // left. At 128 columns there is no room beside two stages.
+  // left. At 128 columns there is no room beside two stages; registers of 8 groups then, for with so few warps what is
+  // under way decides: two groups a warp are less than a microsecond's worth of memory.
   static constexpr bool kSharedQueue = kPacked && (kColumns == 32 || kColumns == 64);
-  static constexpr int kAhead = kColumns <= 16 ? (kPacked ? 8 : 4) : (kPacked ? 4 : 2);
+  static constexpr int kAhead = kPacked ? (kColumns <= 16 || kColumns == 128 ? 8 : 4) : kColumns <= 16 ? 4 : 2;
   using Queue = std::conditional_t<kSharedQueue, SharedQueue<Walk, kAhead>, RegisterQueue<Walk, kAhead>>;
   // Groups' fragments that a warp has beside each other at wgmma: each lets it be a group further ahead of its slowest
   // neighbour.
@@ -307,10 +308,11 @@ __device__ void consume(const MultiplyArguments<Matrix>& args, std::uint32_t que
 // The producer's warp group has three warps that end at once. They are there because registers change hands between
 // warp groups only: all start with an equal share, the producers give most of theirs away.
 constexpr int starting_registers(int warp_groups) { return 65536 / (warp_groups * 128) / 8 * 8; }
-inline constexpr int kProducerRegisters = 40;
+template <int kColumns>
+inline constexpr int kProducerRegisters = kColumns == 128 ? 32 : 40;
 template <int kColumns>
 inline constexpr int kConsumerRegisters =
-    (starting_registers(kMaxPassGroups<kColumns> + 1) * (kMaxPassGroups<kColumns> + 1) - kProducerRegisters) /
+    (starting_registers(kMaxPassGroups<kColumns> + 1) * (kMaxPassGroups<kColumns> + 1) - kProducerRegisters<kColumns>) /
     kMaxPassGroups<kColumns> / 8 * 8;
 template <int kCount>
 __device__ __forceinline__ void take_registers() {
@@ -334,7 +336,7 @@ __global__ void __launch_bounds__((kMaxPassGroups<kColumns> + 1) * 128, 1)
   const int end = args.partition.end(blockIdx.x);
   if (begin == end) return;
   if (warp >= consumers) {
-    give_registers<kProducerRegisters>();
+    give_registers<kProducerRegisters<kColumns>>();
     if (warp > consumers) return;
     if (lane < args.stages) {
       barrier_init(full + 8 * lane, 1);
