@@ -145,23 +145,38 @@ struct BlockProduct<kColumns, true, kBuffers> {
   __device__ __forceinline__ void finish() { wgmma_wait<0>(); }
 };
 
+// A step of a thread block's run, and where it is. The first one is looked up, the others follow from it.
+struct Step {
+  int index, row, block;
+
+  __device__ __forceinline__ void move(int steps, int blocks) {
+    index += steps;
+    block += steps;
+    for (; block >= blocks; block -= blocks) ++row;
+  }
+};
+__device__ __forceinline__ Step first_step(const Partition& p) {
+  const int index = p.first[blockIdx.x], row = p.row[blockIdx.x];
+  return {index, row, index - row * p.col_blocks()};
+}
+
 // Where a step's blocks of streams lie, in 16 bytes: of the step row's row group `place` in the pass.
 struct StreamRange {
   std::uint32_t begin = 0, end = 0;
   __device__ __forceinline__ std::uint32_t bytes() const { return (end - begin) * 16; }
 };
 template <class Matrix>
-__device__ __forceinline__ StreamRange find_streams(const MultiplyArguments<Matrix>& args, int pass, int step,
+__device__ __forceinline__ StreamRange find_streams(const MultiplyArguments<Matrix>& args, int pass, const Step& step,
                                                     int place) {
   StreamRange range;
   if constexpr (Source<Matrix>::kPacked) {
     const Partition& p = args.partition;
-    const int blocks = p.col_blocks(), row = step / blocks, place_in_row = pass * args.pass_groups + place;
-    if (place < args.pass_groups && place_in_row < p.groups_of(row) && step >= p.begin_at(blockIdx.x, place_in_row) &&
-        step < p.end_at(blockIdx.x, place_in_row)) {
+    const int place_in_row = pass * args.pass_groups + place;
+    if (place < args.pass_groups && step.index >= p.begin_at(blockIdx.x, place_in_row) &&
+        step.index < p.end_at(blockIdx.x, place_in_row)) {
       const std::uint32_t* offset = args.weights.block_offsets +
-                                    static_cast<std::int64_t>(p.first_group(row) + place_in_row) * blocks +
-                                    step % blocks;
+                                    static_cast<std::int64_t>(p.first_group(step.row) + place_in_row) * p.col_blocks() +
+                                    step.block;
       range.begin = offset[0];
       range.end = offset[1];
     }
@@ -199,12 +214,22 @@ __device__ void produce(const MultiplyArguments<Matrix>& args, std::uint32_t rin
   static_assert(kMaxStages <= 4 && kMaxPassGroups<kColumns> <= 8);
   const int ahead = min(args.stages, end - begin);
   {
-    const int stage = lane >> 3, place = lane & 7, block = (begin + stage) % blocks;
+    const int stage = lane >> 3, place = lane & 7;
+    Step step = first_step(p);
+    step.move(stage, blocks);
+    const int block = step.block;
     StreamRange range;
-    if (stage < ahead) range = find_streams(args, 0, begin + stage, place);
+    if (stage < ahead) range = find_streams(args, 0, step, place);  // a trip to memory, so before all else
+    if (lane < args.stages) {
+      barrier_init(full + 8 * lane, 1);
+      barrier_init(empty + 8 * lane, args.pass_groups * 4);
+    }
+    barrier_init_done();
+    __syncwarp();
+    asm volatile("bar.arrive 1, %0;" ::"r"(args.pass_groups * 128 + 32) : "memory");
     std::uint32_t bytes = range.bytes();
 #pragma unroll
-    for (int step = 1; step < 8; step *= 2) bytes += __shfl_xor_sync(0xFFFFFFFF, bytes, step);
+    for (int i = 1; i < 8; i *= 2) bytes += __shfl_xor_sync(0xFFFFFFFF, bytes, i);
     const bool leads = stage < ahead && place == 0;
     if (leads) barrier_expect(full + 8 * stage, bytes + x_bytes(block));
     __syncwarp();
@@ -215,15 +240,17 @@ __device__ void produce(const MultiplyArguments<Matrix>& args, std::uint32_t rin
     __syncwarp();
   }
 
-  int filled = ahead;
+  int stage = ahead < args.stages ? ahead : 0, turn = ahead < args.stages ? 0 : 1;
   for (int pass = 0; pass < passes; ++pass) {
-    const int first = pass == 0 ? begin + ahead : begin;
+    Step step = first_step(p);
+    if (pass == 0) step.move(ahead, blocks);
     StreamRange range;
-    if (first < end) range = find_streams(args, pass, first, lane);
-    for (int u = first; u < end; ++u, ++filled) {
-      const int stage = filled % args.stages, turn = filled / args.stages, block = u % blocks;
+    if (step.index < end) range = find_streams(args, pass, step, lane);
+    while (step.index < end) {
+      const int block = step.block;
+      step.move(1, blocks);
       StreamRange next;
-      if (u + 1 < end) next = find_streams(args, pass, u + 1, lane);
+      if (step.index < end) next = find_streams(args, pass, step, lane);
       const std::uint32_t bytes = __reduce_add_sync(0xFFFFFFFF, range.bytes());
       if (turn > 0) barrier_wait(empty + 8 * stage, (turn - 1) & 1);
       if (lane == 0) barrier_expect(full + 8 * stage, bytes + x_bytes(block));
@@ -231,6 +258,10 @@ __device__ void produce(const MultiplyArguments<Matrix>& args, std::uint32_t rin
       copy_streams(stage, lane, range);
       if (lane == 0) copy_x(stage, block);
       range = next;
+      if (++stage == args.stages) {
+        stage = 0;
+        ++turn;
+      }
     }
   }
 }
@@ -258,9 +289,12 @@ __device__ void consume(const MultiplyArguments<Matrix>& args, std::uint32_t que
   if constexpr (Queue::kBytes != 0) queue.at = queues + warp * Queue::kBytes + lane * 16;
   std::uint32_t entry = 0;
   if constexpr (Source<Matrix>::kPacked) entry = first_table_entry(args.weights.table, warp, lane);
-  const int first = p.begin_at(blockIdx.x, warp >> 2);
-  if (first < p.end_at(blockIdx.x, warp >> 2))
-    queue.fill(Walk(args.weights, p, first / blocks, warp >> 2, first % blocks, warp, lane));
+  const auto walk_from = [&](int place) {
+    Step step = first_step(p);
+    step.move(p.begin_at(blockIdx.x, place) - step.index, blocks);
+    return Walk(args.weights, p, step.row, place, step.block, warp, lane);
+  };
+  if (p.begin_at(blockIdx.x, warp >> 2) < p.end_at(blockIdx.x, warp >> 2)) queue.fill(walk_from(warp >> 2));
   if constexpr (Source<Matrix>::kPacked) fill_table(args.weights.table, entry, warp, args.pass_groups * 4, lane);
   asm volatile("bar.sync 1, %0;" ::"r"(args.pass_groups * 128 + 32) : "memory");
 
@@ -268,7 +302,7 @@ __device__ void consume(const MultiplyArguments<Matrix>& args, std::uint32_t que
     const int place = pass * args.pass_groups + (warp >> 2);  // of the row group in the step
     // In the first step, in the last one, and from some row on there may be no row group for these warps.
     const int from = p.begin_at(blockIdx.x, place), to = p.end_at(blockIdx.x, place);
-    Walk walk(args.weights, p, from / blocks, place, from % blocks, warp, lane);
+    Walk walk = walk_from(place);
     if (pass > 0 && from < to) queue.fill(walk);
     float acc[kColumns / 8][4];
 #pragma unroll
@@ -338,13 +372,6 @@ __global__ void __launch_bounds__((kMaxPassGroups<kColumns> + 1) * 128, 1)
   if (warp >= consumers) {
     give_registers<kProducerRegisters<kColumns>>();
     if (warp > consumers) return;
-    if (lane < args.stages) {
-      barrier_init(full + 8 * lane, 1);
-      barrier_init(empty + 8 * lane, consumers);
-    }
-    barrier_init_done();
-    __syncwarp();
-    asm volatile("bar.arrive 1, %0;" ::"r"(consumers * 32 + 32) : "memory");
     produce<Matrix, kColumns>(args, ring, full, empty, begin, end, lane);
   } else {
     take_registers<kConsumerRegisters<kColumns>>();

@@ -94,7 +94,8 @@ Partition partition_of_height(std::int64_t rows, std::int64_t cols, int multipro
   p.place[p.ctas] = 0;
   for (int cta = 0; cta < p.ctas; ++cta) {
     // Pieces of the step row in which the run begins: a run before it each, down to the one that reached the row.
-    const int row_begin = p.first[cta] / blocks * blocks;
+    p.row[cta] = p.first[cta] / blocks;
+    const int row_begin = p.row[cta] * blocks;
     int piece = 0, less = p.height;
     for (int before = cta; before > 0; --before) {
       if (p.first[before] == row_begin && p.place[before] == 0) break;  // nothing of the row lies before this cut
@@ -130,7 +131,7 @@ int max_splits(const Partition& partition) {
 std::vector<std::uint8_t> split_counts(const Partition& p) {
   std::vector<std::uint8_t> counts(static_cast<std::size_t>(p.row_groups()), 1);
   for (int cta = 0; cta < p.ctas; ++cta) {
-    const int row = p.first[cta] / p.col_blocks();
+    const int row = p.row[cta];
     for (int at = 0; at < p.groups_of(row); ++at) {
       // Where the cut lies in the row's last step, the first row groups have no part in this run.
       if (p.begin_at(cta, at) / p.col_blocks() == row)

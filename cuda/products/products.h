@@ -40,6 +40,7 @@ struct Partition {
   // [ctas] Which piece of its first step row's sums a thread block makes; one less from row group `less` of the row on,
   // which have had no part in the step row's first run.
   std::uint8_t split[kMaxCtas] = {}, less[kMaxCtas] = {};
+  std::int32_t row[kMaxCtas] = {};  // [ctas] its first step row: a kernel's beginning has no time for divisions
 
   constexpr int row_groups() const { return static_cast<int>((rows + kGroupRows - 1) / kGroupRows); }
   constexpr int col_blocks() const { return static_cast<int>((cols + codec::kBlockCols - 1) / codec::kBlockCols); }
@@ -64,7 +65,7 @@ struct Partition {
   }
   // Which piece of a step row's sums. A thread block that comes to a further step row is the first one in it.
   constexpr int piece(int cta, int step_row, int at) const {
-    return step_row == first[cta] / col_blocks() ? split[cta] - (at >= less[cta] ? 1 : 0) : 0;
+    return step_row == row[cta] ? split[cta] - (at >= less[cta] ? 1 : 0) : 0;
   }
 };
 
