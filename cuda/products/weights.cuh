@@ -270,15 +270,17 @@ __device__ __forceinline__ void run_block(Unit& unit, Walk& walk, Queue& queue, 
 template <int kTiles>
 __device__ __forceinline__ void store_partials(const Partition& p, float* partials, int tokens, int step_row, int place,
                                                int warp, int lane, float (&acc)[kTiles][4]) {
-  const std::int64_t stored = p.stored_rows(), piece = p.piece(blockIdx.x, step_row, place);
-  float* out = partials + piece * tokens * stored +
-               static_cast<std::int64_t>(p.first_group(step_row) + place) * kGroupRows + (warp & 3) * 16 + (lane >> 2);
+  // A short way to the addresses, since all wait for the last sums.
+  const auto stored = static_cast<std::uint32_t>(p.row_groups()) * kGroupRows;
+  const auto first_token = static_cast<std::uint32_t>(p.piece(blockIdx.x, step_row, place) * tokens + (lane & 3) * 2);
+  const std::int64_t token_stride = stored;
+  float* const out = partials + (std::uint64_t{first_token} * stored + (p.first_group(step_row) + place) * kGroupRows +
+                                 (warp & 3) * 16 + (lane >> 2));
 #pragma unroll
   for (int n = 0; n < kTiles; ++n) {
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
-      const int token = n * 8 + (lane & 3) * 2 + (i & 1);
-      if (token < tokens) out[token * stored + (i >> 1) * 8] = acc[n][i];
+      if (n * 8 + (lane & 3) * 2 + (i & 1) < tokens) out[(n * 8 + (i & 1)) * token_stride + (i >> 1) * 8] = acc[n][i];
       acc[n][i] = 0;
     }
   }
