@@ -36,18 +36,36 @@ __device__ __forceinline__ void load_shared_16_if(bool wanted, std::uint32_t add
                : "r"(address), "r"(static_cast<int>(wanted)));
 }
 
-// Weights are read once: they are not to push anything out of the L1 cache.
-__device__ __forceinline__ uint4 load_streaming_16(const void* p) {
-  uint4 v;
-  asm volatile("ld.global.nc.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];"
-               : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
-               : "l"(p));
-  return v;
+// What the L2 cache is to do with lines. Weights are read once a step: they are to go first, or what kernels leave for
+// each other would be written to memory before it is overwritten. That, and what all multiprocessors read, is to stay.
+__device__ __forceinline__ std::uint64_t read_once() {
+  std::uint64_t policy;
+  asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
+  return policy;
+}
+__device__ __forceinline__ std::uint64_t used_again() {
+  std::uint64_t policy;
+  asm("createpolicy.fractional.L2::evict_last.b64 %0, 1.0;" : "=l"(policy));
+  return policy;
 }
 
-// Copies of 16 bytes to shared memory that a thread does not wait for, in groups that end in their order.
-__device__ __forceinline__ void copy_async_16(std::uint32_t to, const void* from) {
-  asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(from) : "memory");
+// Of what is read once: nothing is pushed out of the caches for it.
+__device__ __forceinline__ uint4 load_streaming_16(const void* p) {
+  uint4 v;
+  asm volatile("ld.global.nc.L1::no_allocate.L2::cache_hint.v4.u32 {%0, %1, %2, %3}, [%4], %5;"
+               : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
+               : "l"(p), "l"(read_once()));
+  return v;
+}
+__device__ __forceinline__ void store_used_again(float* to, float v) {
+  asm volatile("st.global.L2::cache_hint.f32 [%0], %1, %2;" ::"l"(to), "f"(v), "l"(used_again()) : "memory");
+}
+
+// Copies of 16 bytes that are read once to shared memory, for which a thread does not wait, in groups that end in their
+// order.
+__device__ __forceinline__ void copy_streaming_16(std::uint32_t to, const void* from) {
+  asm volatile("cp.async.cg.shared.global.L2::cache_hint [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "l"(read_once())
+               : "memory");
 }
 __device__ __forceinline__ void copies_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 // Blocks until at most kPending groups are under way.
@@ -96,12 +114,14 @@ __device__ __forceinline__ void barrier_wait(std::uint32_t barrier, std::uint32_
       "r"(parity)
       : "memory");
 }
-// `bytes` (a multiple of 16) from global to shared memory, both 16-byte aligned.
+// `bytes` (a multiple of 16) from global to shared memory, both 16-byte aligned. `policy`: read_once() or used_again().
 __device__ __forceinline__ void bulk_copy(std::uint32_t to, const void* from, std::uint32_t bytes,
-                                          std::uint32_t barrier) {
-  asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(to),
-               "l"(from), "r"(bytes), "r"(barrier)
-               : "memory");
+                                          std::uint32_t barrier, std::uint64_t policy) {
+  asm volatile(
+      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1], %2, [%3], %4;" ::
+          "r"(to),
+      "l"(from), "r"(bytes), "r"(barrier), "l"(policy)
+      : "memory");
 }
 
 #endif

@@ -91,7 +91,7 @@ __global__ void __launch_bounds__(kMaxGenericGroups<kColumns> * 128, 1)
           const std::uint8_t* from = args.weights.streams + static_cast<std::int64_t>(offset[0]) * 16;
           const std::uint32_t to = buffers + ((u - begin) & 1) * args.slot_bytes;
           const int pieces = static_cast<int>(offset[1] - offset[0]);
-          for (int i = threadIdx.x & 127; i < pieces; i += 128) copy_async_16(to + i * 16, from + i * 16);
+          for (int i = threadIdx.x & 127; i < pieces; i += 128) copy_streaming_16(to + i * 16, from + i * 16);
         }
         copies_commit();
       }

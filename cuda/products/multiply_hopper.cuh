@@ -200,13 +200,14 @@ __device__ void produce(const MultiplyArguments<Matrix>& args, std::uint32_t rin
     if constexpr (Source<Matrix>::kPacked) {
       if (range.begin != range.end)
         bulk_copy(ring + stage * stage_bytes + place * args.slot_bytes,
-                  args.weights.streams + static_cast<std::int64_t>(range.begin) * 16, range.bytes(), full + 8 * stage);
+                  args.weights.streams + static_cast<std::int64_t>(range.begin) * 16, range.bytes(), full + 8 * stage,
+                  read_once());
     }
   };
   const auto copy_x = [&](int stage, int block) {
     bulk_copy(ring + stage * stage_bytes + args.x_at,
               args.x + static_cast<std::size_t>(block) * (codec::kBlockGroups * kGroupX), x_bytes(block),
-              full + 8 * stage);
+              full + 8 * stage, used_again());
   };
 
   // The first stages' weights, looked up all at once by a quarter of the warp a stage, are on their way before the

@@ -210,7 +210,7 @@ struct SharedQueue {
     copies_wait<0>();
 #pragma unroll
     for (int i = 0; i < kAhead; ++i) {
-      copy_async_16(at + i * codec::kGroupBytes, walk.address(i));
+      copy_streaming_16(at + i * codec::kGroupBytes, walk.address(i));
       if (i % 2 != 0) copies_commit();
     }
   }
@@ -224,7 +224,7 @@ struct SharedQueue {
     if (g + kAhead < kGroups || more) {
 #pragma unroll
       for (int i = g - 1; i <= g; ++i)
-        copy_async_16(at + i % kAhead * codec::kGroupBytes, walk.address((i + kAhead) % kGroups));
+        copy_streaming_16(at + i % kAhead * codec::kGroupBytes, walk.address((i + kAhead) % kGroups));
     }
     copies_commit();  // an empty group where nothing is wanted, so that their number says which is which
   }
@@ -280,7 +280,8 @@ __device__ __forceinline__ void store_partials(const Partition& p, float* partia
   for (int n = 0; n < kTiles; ++n) {
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
-      if (n * 8 + (lane & 3) * 2 + (i & 1) < tokens) out[(n * 8 + (i & 1)) * token_stride + (i >> 1) * 8] = acc[n][i];
+      if (n * 8 + (lane & 3) * 2 + (i & 1) < tokens)
+        store_used_again(&out[(n * 8 + (i & 1)) * token_stride + (i >> 1) * 8], acc[n][i]);
       acc[n][i] = 0;
     }
   }
