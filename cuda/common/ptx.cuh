@@ -57,6 +57,14 @@ __device__ __forceinline__ uint4 load_streaming_16(const void* p) {
                : "l"(p), "l"(read_once()));
   return v;
 }
+// The same of what the kernel before may have written.
+__device__ __forceinline__ uint4 load_written_once_16(const void* p) {
+  uint4 v;
+  asm volatile("ld.global.cg.L2::cache_hint.v4.u32 {%0, %1, %2, %3}, [%4], %5;"
+               : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
+               : "l"(p), "l"(read_once()));
+  return v;
+}
 __device__ __forceinline__ void store_used_again(float* to, float v) {
   asm volatile("st.global.L2::cache_hint.f32 [%0], %1, %2;" ::"l"(to), "f"(v), "l"(used_again()) : "memory");
 }
