@@ -72,7 +72,33 @@ Rows run_and_decode(runner::Runner& runner, const Ids& ids, std::int32_t prompt)
   return rows;
 }
 
-Ids some_ids(std::int32_t n) { return random_ids(static_cast<std::size_t>(n), 4096, 1); }
+Ids some_ids(std::int32_t n, unsigned seed = 1) { return random_ids(static_cast<std::size_t>(n), 4096, seed); }
+
+// Prompts of these lengths and a token more of each: the same bits alone and together, in other blocks.
+void check_alone_is_together(runner::Runner& runner, const std::vector<std::int32_t>& prompts) {
+  std::vector<Ids> ids, tables;
+  std::vector<Rows> alone, together(prompts.size());
+  std::int32_t blocks = 0;
+  for (const std::int32_t prompt : prompts) {
+    ids.push_back(some_ids(prompt + 1, static_cast<unsigned>(ids.size())));
+    tables.push_back(blocks_from(blocks, prompt + 1));
+    blocks += static_cast<std::int32_t>(tables.back().size());
+    alone.push_back(run_and_decode(runner, ids.back(), prompt));
+  }
+  for (const bool decode : {false, true}) {
+    std::vector<Part> parts;
+    for (std::size_t s = 0; s < prompts.size(); ++s)
+      parts.push_back({&ids[s], &tables[s], decode ? prompts[s] : 0, prompts[s] + (decode ? 1 : 0)});
+    const Rows rows = run_step(runner, parts);
+    auto row = rows.begin();
+    for (std::size_t s = 0; s < prompts.size(); ++s)
+      for (std::int32_t i = parts[s].begin; i < parts[s].end; ++i) together[s].push_back(*row++);
+  }
+  for (std::size_t s = 0; s < prompts.size(); ++s) {
+    INFO("sequence " << s << " of " << prompts.size() << ", a prompt of " << prompts[s]);
+    CHECK(difference(together[s], alone[s]) == "");
+  }
+}
 
 // Sets GLYD_ALL_REDUCE while it lives.
 class SumsBy {
@@ -146,29 +172,7 @@ TEST_CASE("stages on a GPU give what one GPU gives, to the bit", "[cuda][gpu][ra
 TEST_CASE("a sequence over ranks gives the same alone and in a batch", "[cuda][gpu][ranks]") {
   GLYD_NEEDS_GPU();
   const auto runner = load_gpu(shipped_model("tiny-austen"), with_ranks({2, 2}));
-  constexpr std::int32_t kSequences = 20;
-  std::vector<Ids> ids, tables;
-  for (std::int32_t i = 0; i < kSequences; ++i) {
-    ids.push_back(random_ids(6, 4096, static_cast<unsigned>(i)));
-    tables.push_back(blocks_from(i, 6));
-  }
-  std::vector<Rows> alone;
-  for (std::int32_t i = 0; i < kSequences; ++i) {
-    const auto s = static_cast<std::size_t>(i);
-    alone.push_back(run_step(*runner, {{&ids[s], &tables[s], 0, 5}}));
-    alone.back().push_back(run_step(*runner, {{&ids[s], &tables[s], 5, 6}})[0]);
-  }
-  for (const auto& [begin, end] : {std::pair{0, 5}, {5, 6}}) {
-    std::vector<Part> parts;
-    for (std::size_t s = 0; s < ids.size(); ++s) parts.push_back({&ids[s], &tables[s], begin, end});
-    const Rows together = run_step(*runner, parts);
-    for (std::size_t s = 0; s < ids.size(); ++s) {
-      const auto count = static_cast<std::ptrdiff_t>(end - begin), first = static_cast<std::ptrdiff_t>(s) * count;
-      CHECK(difference(Rows(together.begin() + first, together.begin() + first + count),
-                       Rows(alone[s].begin() + begin, alone[s].begin() + end))
-                .empty());
-    }
-  }
+  check_alone_is_together(*runner, std::vector<std::int32_t>(20, 5));
 }
 
 TEST_CASE("ids that ranks choose are those of the largest logits", "[cuda][gpu][ranks]") {
@@ -222,18 +226,29 @@ TEST_CASE("ranks without rows of the head take part", "[cuda][gpu][ranks]") {
   }
 }
 
-TEST_CASE("ranks take cuBLAS for everything, and prompts that depend on nothing beside them", "[cuda][gpu][ranks]") {
+TEST_CASE("batch-invariant: long prompts over ranks too are what each is alone", "[cuda][gpu][ranks]") {
   GLYD_NEEDS_GPU();
   const auto reference = load_gpu(shipped_model("tiny-austen"), with_ranks({2, 1}));
-  GpuSetup by_cublas = with_ranks({2, 1}, WeightFormat::Bf16), invariant = with_ranks({2, 1});
-  by_cublas.gemm = runner::Gemm::Cublas;
-  invariant.batch_invariant = true;
-  for (const GpuSetup& setup : {by_cublas, invariant}) {
+  const Ids ids = some_ids(303);
+  for (const Ranks ranks : {Ranks{2, 1}, {2, 2}}) {
+    INFO("-tp " << ranks.tp << " -pp " << ranks.pp);
+    GpuSetup setup = with_ranks(ranks);
+    setup.batch_invariant = true;
     const auto runner = load_gpu(shipped_model("tiny-austen"), setup);
-    const Ids ids = some_ids(303);
-    const Distance apart = distance(run_and_decode(*runner, ids, 300), run_and_decode(*reference, ids, 300));
-    CHECK(apart.largest < kReordered.largest);
+    check_alone_is_together(*runner, {300, 150, 5, 420, 1, 129});
+    CHECK(distance(run_and_decode(*runner, ids, 300), run_and_decode(*reference, ids, 300)).largest <
+          kReordered.largest);
   }
+}
+
+TEST_CASE("ranks take cuBLAS for everything", "[cuda][gpu][ranks]") {
+  GLYD_NEEDS_GPU();
+  const auto reference = load_gpu(shipped_model("tiny-austen"), with_ranks({2, 1}));
+  GpuSetup setup = with_ranks({2, 1}, WeightFormat::Bf16);
+  setup.gemm = runner::Gemm::Cublas;
+  const auto runner = load_gpu(shipped_model("tiny-austen"), setup);
+  const Ids ids = some_ids(303);
+  CHECK(distance(run_and_decode(*runner, ids, 300), run_and_decode(*reference, ids, 300)).largest < kReordered.largest);
 }
 
 TEST_CASE("ranks load again, and measure their steps", "[cuda][gpu][ranks]") {
