@@ -5,9 +5,34 @@
 #include <numeric>
 
 #include "base/error.h"
-#include "codec/cut.h"
 
 namespace glyd::codec {
+namespace {
+
+// The same rows in as few ranges as can be: one that begins where the one before ends is no cut.
+std::vector<Range> joined(std::span<const Range> rows) {
+  std::vector<Range> ranges;
+  for (const Range& range : rows) {
+    if (!ranges.empty() && ranges.back().end == range.begin) {
+      ranges.back().end = range.end;
+    } else {
+      ranges.push_back(range);
+    }
+  }
+  return ranges;
+}
+
+// True when the given columns of the given rows, which are joined(), are whole units, at least one.
+bool keeps_units(const UnitGrid& grid, std::span<const Range> rows, Range cols) {
+  for (const Range& range : rows) {
+    const bool ends_whole = range.end % kTileRows == 0 || (range.end == grid.rows && &range == &rows.back());
+    if (range.begin >= range.end || range.end > grid.rows || range.begin % kTileRows != 0 || !ends_whole) return false;
+  }
+  return !rows.empty() && cols.begin < cols.end && cols.end <= grid.cols && cols.begin % kBlockCols == 0 &&
+         (cols.end % kBlockCols == 0 || cols.end == grid.cols);
+}
+
+}  // namespace
 
 std::optional<PackedPart> PackedPart::of(const PackedTensor& matrix, std::span<const Range> parts, Range cols) {
   const std::vector<Range> rows = joined(parts);

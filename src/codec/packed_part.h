@@ -13,13 +13,15 @@
 
 namespace glyd::codec {
 
-// What cut_units() would make of the whole matrix, with only the part's own units read; the part that is everything has
-// the bytes of the file. Its size is known before any of it is read: tile sizes are in the file, and where columns are
-// cut the streams are gone through once for the sizes of the units, however many parts are made of a matrix.
-// Reads from a PackedTensor that the caller keeps. Safe from several threads.
+// The given columns of the given rows, one row range after another. Units are copied as they are, so the code is the
+// whole matrix's, and only the part's own are read; the part that is everything has the bytes of the file. Its size is
+// known before any of it is read: tile sizes are in the file, and where columns are cut the streams are gone through
+// once for the sizes of the units, however many parts are made of a matrix. Reads from a PackedTensor that the caller
+// keeps. Safe from several threads.
 class PackedPart {
  public:
-  // Nothing when a unit would be cut (keeps_units). Throws Error(Model) where the sizes of units do not add up.
+  // Nothing when a unit would be cut: ranges have to begin and end at row tiles and column blocks, or at the matrix's
+  // end, and only the last row range may end inside a tile. Throws Error(Model) where the sizes of units do not add up.
   static std::optional<PackedPart> of(const PackedTensor& matrix, std::span<const Range> rows, Range cols);
 
   const UnitGrid& grid() const { return grid_; }

@@ -89,6 +89,22 @@ std::pair<unsigned, unsigned> read_pair(const Bytes& in, const Words& words, std
   return words.at(key);
 }
 
+std::uint64_t to16(std::uint64_t x) { return (x + 15) / 16 * 16; }
+
+// Where the sections of a packed matrix are, and how many there are of what.
+struct Layout {
+  explicit Layout(const Bytes& in) {
+    REQUIRE(std::string(reinterpret_cast<const char*>(in.data.data()), 8) == "GLYDMATR");
+    REQUIRE(in.number(8, 4) == 1);
+    code_bytes = in.number(12, 4), rows = in.number(16, 8), cols = in.number(24, 8);
+    tiles = (rows + 15) / 16, blocks = (cols + 255) / 256, row_groups = (cols + 31) / 32;
+    sizes_at = to16(64 + code_bytes), bytes_at = to16(sizes_at + 4 * tiles);
+    units_at = bytes_at + tiles * row_groups * 512;
+    REQUIRE(in.data.size() == units_at + in.number(32, 8));
+  }
+  std::uint64_t code_bytes, rows, cols, tiles, blocks, row_groups, sizes_at, bytes_at, units_at;
+};
+
 struct Place {
   std::uint64_t row, col, sign_mantissa;  // the last one is the byte's place in the packed matrix
 };
@@ -97,33 +113,27 @@ struct Place {
 
 Weights reference_unpack(std::span<const std::byte> packed) {
   const Bytes in{packed};
-  REQUIRE(std::string(reinterpret_cast<const char*>(packed.data()), 8) == "GLYDMATR");
-  REQUIRE(in.number(8, 4) == 1);
-  const std::uint64_t code_bytes = in.number(12, 4), rows = in.number(16, 8), cols = in.number(24, 8);
-  const auto to16 = [](std::uint64_t x) { return (x + 15) / 16 * 16; };
-  const std::uint64_t tiles = (rows + 15) / 16, blocks = (cols + 255) / 256, row_groups = (cols + 31) / 32;
-  const std::uint64_t sizes_at = to16(64 + code_bytes), bytes_at = to16(sizes_at + 4 * tiles);
-  std::uint64_t unit_at = bytes_at + tiles * row_groups * 512;
-  REQUIRE(packed.size() == unit_at + in.number(32, 8));
-  const Words words = read_code(in, code_bytes);
+  const Layout at(in);
+  std::uint64_t unit_at = at.units_at;
+  const Words words = read_code(in, at.code_bytes);
 
-  Weights out(rows * cols, Bf16{0xDEAD});
-  for (std::uint64_t tile = 0; tile < tiles; ++tile) {
-    const std::uint64_t tile_end = unit_at + 4 * in.number(sizes_at + 4 * tile, 4);
-    for (std::uint64_t block = 0; block < blocks; ++block) {
+  Weights out(at.rows * at.cols, Bf16{0xDEAD});
+  for (std::uint64_t tile = 0; tile < at.tiles; ++tile) {
+    const std::uint64_t tile_end = unit_at + 4 * in.number(at.sizes_at + 4 * tile, 4);
+    for (std::uint64_t block = 0; block < at.blocks; ++block) {
       const auto find = [&](std::uint64_t position) {
         const std::uint64_t group = position >> 9, lane = position >> 4 & 31, byte = position & 15;
         return Place{tile * 16 + lane / 4 + (byte >> 1 & 1) * 8,
                      block * 256 + group * 32 + lane % 4 * 8 + byte / 4 * 2 + byte % 2,
-                     bytes_at + (tile * row_groups + block * 8) * 512 + position};
+                     at.bytes_at + (tile * at.row_groups + block * 8) * 512 + position};
       };
       const auto put = [&](std::uint64_t position, unsigned exponent) {
         const Place p = find(position);
         const auto byte = static_cast<unsigned>(in.number(p.sign_mantissa, 1));
         const unsigned weight = (byte & 128) << 8 | exponent << 7 | (byte & 127);
-        if (p.row < rows && p.col < cols) out[p.row * cols + p.col].bits = static_cast<std::uint16_t>(weight);
+        if (p.row < at.rows && p.col < at.cols) out[p.row * at.cols + p.col].bits = static_cast<std::uint16_t>(weight);
       };
-      const std::uint64_t groups = std::min<std::uint64_t>(8, row_groups - block * 8);
+      const std::uint64_t groups = std::min<std::uint64_t>(8, at.row_groups - block * 8);
       const auto header = static_cast<std::uint32_t>(in.number(unit_at, 4));
       const std::uint64_t word_count = header & 1023, exceptions = header >> 11 & 8191;
       const bool wide = header >> 10 & 1;
@@ -148,17 +158,66 @@ Weights reference_unpack(std::span<const std::byte> packed) {
       for (std::uint64_t i = 0; i < exceptions; ++i) {
         const auto entry = static_cast<std::uint32_t>(in.number(list_at + 4 * i, 4));
         const Place p = find(entry >> 16);
-        REQUIRE(p.row < rows);
-        REQUIRE(p.col < cols);
-        REQUIRE(out[p.row * cols + p.col].bits == 0);
+        REQUIRE(p.row < at.rows);
+        REQUIRE(p.col < at.cols);
+        REQUIRE(out[p.row * at.cols + p.col].bits == 0);
         REQUIRE((header >> (24 + (entry >> 25)) & 1) == 1);
-        out[p.row * cols + p.col].bits = static_cast<std::uint16_t>(entry);
+        out[p.row * at.cols + p.col].bits = static_cast<std::uint16_t>(entry);
       }
       unit_at = bits_at + 4 * word_count;
     }
     REQUIRE(unit_at == tile_end);
   }
   return out;
+}
+
+Weights part_of(const codec::UnitGrid& grid, const Weights& weights, const std::vector<Range>& rows, Range cols) {
+  Weights part;
+  for (const Range& range : rows)
+    for (std::uint64_t r = range.begin; r < range.end; ++r)
+      for (std::uint64_t c = cols.begin; c < cols.end; ++c) part.push_back(weights[r * grid.cols + c]);
+  return part;
+}
+
+std::vector<std::byte> reference_cut(std::span<const std::byte> packed, const std::vector<Range>& rows, Range cols) {
+  const Bytes in{packed};
+  const Layout at(in);
+  std::vector<std::uint64_t> units{at.units_at};  // where each begins, and where the last one ends
+  for (std::uint64_t i = 0; i < at.tiles * at.blocks; ++i) {
+    const std::uint64_t header = in.number(units.back(), 4);
+    units.push_back(units.back() + 4 + (header >> 10 & 1 ? 64 : 32) + 4 * (header >> 11 & 8191) + 4 * (header & 1023));
+  }
+  REQUIRE(units.back() == packed.size());
+
+  std::vector<std::byte> sizes, bytes, streams, part;
+  const auto copy = [&](std::uint64_t begin, std::uint64_t end, std::vector<std::byte>& to) {
+    to.insert(to.end(), packed.begin() + static_cast<std::ptrdiff_t>(begin),
+              packed.begin() + static_cast<std::ptrdiff_t>(end));
+  };
+  const auto add_number = [](std::uint64_t x, int count, std::vector<std::byte>& to) {
+    for (int i = 0; i < count; ++i) to.push_back(static_cast<std::byte>(x >> (8 * i)));
+  };
+  const std::uint64_t first = cols.begin / 256, last = (cols.end + 255) / 256, groups = (cols.end + 31) / 32;
+  std::uint64_t row_count = 0;
+  for (const Range& range : rows) {
+    row_count += range.size();
+    for (std::uint64_t tile = range.begin / 16; tile < (range.end + 15) / 16; ++tile) {
+      const std::uint64_t begin = units[tile * at.blocks + first], end = units[tile * at.blocks + last];
+      const std::uint64_t tile_bytes = at.bytes_at + tile * at.row_groups * 512;
+      add_number((end - begin) / 4, 4, sizes);
+      copy(tile_bytes + first * 8 * 512, tile_bytes + groups * 512, bytes);
+      copy(begin, end, streams);
+    }
+  }
+  copy(0, 16, part);  // magic, version, code_bytes
+  for (const std::uint64_t x : {row_count, cols.size(), std::uint64_t{streams.size()}}) add_number(x, 8, part);
+  part.resize(64);
+  copy(64, 64 + at.code_bytes, part);
+  for (const std::vector<std::byte>* section : {&sizes, &bytes, &streams}) {
+    if (section != &streams) part.resize(to16(part.size()));
+    part.insert(part.end(), section->begin(), section->end());
+  }
+  return part;
 }
 
 }  // namespace glyd::test

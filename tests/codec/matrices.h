@@ -1,5 +1,6 @@
 #pragma once
-// Matrices for the codec's tests, and a second decoder: docs/format.md followed bit by bit, without tables or speed.
+// Matrices for the codec's tests, and a second implementation of reading and cutting them: docs/format.md followed bit
+// by bit, without tables or speed.
 
 #include <cstddef>
 #include <cstdint>
@@ -10,6 +11,7 @@
 #include <vector>
 
 #include "base/bf16.h"
+#include "base/range.h"
 #include "codec/packed_matrix.h"
 
 namespace glyd::test {
@@ -32,5 +34,10 @@ std::vector<std::byte> pack_always(const codec::UnitGrid& grid, const Weights& w
 
 // The weights of a packed matrix by the second decoder; fails the test on anything that the format forbids.
 Weights reference_unpack(std::span<const std::byte> packed);
+
+// Rows [begin, end) for each range, one after another, and of them the columns `cols`: of a matrix, and of a packed one
+// as a packed one with copies of its units, none of which may be cut.
+Weights part_of(const codec::UnitGrid& grid, const Weights& weights, const std::vector<Range>& rows, Range cols);
+std::vector<std::byte> reference_cut(std::span<const std::byte> packed, const std::vector<Range>& rows, Range cols);
 
 }  // namespace glyd::test

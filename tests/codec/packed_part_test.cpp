@@ -1,5 +1,5 @@
-// Parts of packed matrices read from a file: the bytes that cutting the whole matrix gives, from many threads, in any
-// pieces; damage is named.
+// Parts of packed matrices read from a file: they hold the weights of the whole one, in units that were only copied;
+// from many threads, in any pieces; damage is named.
 #include "codec/packed_part.h"
 
 #include <algorithm>
@@ -11,8 +11,8 @@
 #include <thread>
 
 #include "base/error.h"
-#include "codec/cut.h"
 #include "codec/matrices.h"
+#include "codec/unpack.h"
 #include "support/fixtures.h"
 
 namespace glyd::codec {
@@ -80,33 +80,71 @@ bool is_of_units(const UnitGrid& grid, const std::vector<Range>& rows, Range col
   return cols.begin % 256 == 0 && (cols.end % 256 == 0 || cols.end == grid.cols);
 }
 
-TEST_CASE("parts read from a file are those cut out of the whole matrix", "[codec][packed_part]") {
+TEST_CASE("parts hold the weights of their rows and columns", "[codec][packed_part]") {
+  struct Cut {
+    std::vector<Range> rows;
+    Range cols;
+  };
+  const std::vector<Cut> cuts{
+      {{{0, 75}}, {0, 600}},  // everything
+      {{{0, 16}}, {0, 600}},
+      {{{16, 64}}, {0, 600}},
+      {{{16, 24}, {24, 48}}, {0, 600}},           // which is no cut inside a tile
+      {{{64, 75}}, {0, 600}},                     // the short tile
+      {{{0, 16}, {32, 48}, {48, 75}}, {0, 600}},  // several, as of q, k and v
+      {{{48, 64}, {0, 16}}, {0, 600}},            // in any order
+      {{{0, 75}}, {0, 256}},
+      {{{0, 75}}, {256, 512}},
+      {{{0, 75}}, {512, 600}},  // the narrow block
+      {{{16, 32}, {64, 75}}, {256, 600}},
+  };
+  const UnitGrid grid{75, 600};
+  const std::vector<test::Weights> matrices{test::gaussian(75 * 600, 0.02f, 1), test::heavy_tails(75 * 600, 0.1f, 2),
+                                            test::constant(75 * 600, 0x3f80), test::random_bits(75 * 600, 3)};
+  for (std::size_t m = 0; m < matrices.size(); ++m) {
+    const std::vector<std::byte> packed = test::pack_always(grid, matrices[m]);
+    const Stored stored(packed);
+    for (std::size_t i = 0; i < cuts.size(); ++i) {
+      INFO("matrix " << m << ", cut " << i);
+      const auto part = stored.part(cuts[i].rows, cuts[i].cols);
+      REQUIRE(part);
+      const std::vector<std::byte> bytes = part->read();
+      const test::Weights want = test::part_of(grid, matrices[m], cuts[i].rows, cuts[i].cols);
+      CHECK((test::reference_unpack(bytes) == want));  // in brackets, as printing all of it takes minutes
+      ThreadPool pool(1);
+      test::Weights got(want.size());
+      Unpacker(bytes, "part").unpack(got, pool);
+      CHECK((got == want));
+      if (i == 0) CHECK((bytes == packed));
+    }
+  }
+}
+
+TEST_CASE("parts have copies of the whole matrix's units", "[codec][packed_part]") {
   const auto [rows, cols] =
       GENERATE(table<std::uint64_t, std::uint64_t>({{1, 1}, {16, 256}, {75, 600}, {48, 2048}, {530, 1100}, {33, 40}}));
   const UnitGrid grid{rows, cols};
   const std::vector<std::byte> packed = packed_matrix(grid, rows);
   const Stored stored(packed);
-  const Unpacker whole(packed, "whole");
   std::mt19937 random(static_cast<std::uint32_t>(rows));
   int parts = 0, left = 0;
   for (int i = 0; i < 200; ++i) {
     const auto [part_rows, part_cols] = random_cut(grid, random);
     INFO(rows << " x " << cols << ", cut " << i);
-    const auto want = cut_units(whole, part_rows, part_cols);
     const auto part = stored.part(part_rows, part_cols);
     REQUIRE(part.has_value() == is_of_units(grid, part_rows, part_cols));
-    REQUIRE(want.has_value() == part.has_value());
     ++(part ? parts : left);
     if (!part) continue;
-    CHECK(part->bytes() == want->size());
+    const std::vector<std::byte> want = test::reference_cut(packed, part_rows, part_cols);
+    CHECK(part->bytes() == want.size());
     CHECK(part->grid().cols == part_cols.size());
     CHECK(part->longest_word() == stored.tensor().longest_word());
-    CHECK(part->read() == *want);
+    CHECK((part->read() == want));
     for (int j = 0; j < 10; ++j) {  // in pieces, as a loader takes them
-      const std::uint64_t at = random() % (want->size() + 1), bytes = random() % (want->size() - at + 1);
+      const std::uint64_t at = random() % (want.size() + 1), bytes = random() % (want.size() - at + 1);
       std::vector<std::byte> piece(bytes);
       part->read(at, piece);
-      CHECK(std::equal(piece.begin(), piece.end(), want->begin() + static_cast<std::ptrdiff_t>(at)));
+      CHECK(std::equal(piece.begin(), piece.end(), want.begin() + static_cast<std::ptrdiff_t>(at)));
     }
     std::vector<std::byte> more(2);
     CHECK_THROWS_AS(part->read(part->bytes() - 1, more), Error);
@@ -137,7 +175,7 @@ TEST_CASE("parts that cut a unit are nothing", "[codec][packed_part]") {
   CHECK_FALSE(stored.part({{16, 16}}, all));
   CHECK_FALSE(stored.part({{8, 32}}, all));
   CHECK_FALSE(stored.part({{0, 24}}, all));
-  CHECK_FALSE(stored.part({{64, 75}, {0, 16}}, all));
+  CHECK_FALSE(stored.part({{64, 75}, {0, 16}}, all));  // rows would follow on a short tile
   CHECK_FALSE(stored.part({{64, 80}}, all));
   CHECK_FALSE(stored.part({{0, 75}}, {0, 128}));
   CHECK_FALSE(stored.part({{0, 75}}, {128, 600}));
@@ -155,11 +193,9 @@ TEST_CASE("columns of a packed tensor are those of the matrix", "[codec][packed_
     const std::uint64_t begin = random() % grid.cols;
     const Range cols{begin, begin + random() % (grid.cols - begin + 1)};
     INFO("rows [" << first << ", +" << rows << "), columns [" << cols.begin << ", " << cols.end << ")");
-    test::Weights got(rows * cols.size()), want;
-    for (std::uint64_t r = first; r < first + rows; ++r)
-      for (std::uint64_t c = cols.begin; c < cols.end; ++c) want.push_back(weights[r * grid.cols + c]);
+    test::Weights got(rows * cols.size());
     stored.tensor().read_columns(first, rows, cols, got);
-    CHECK(got == want);
+    CHECK((got == test::part_of(grid, weights, {{first, first + rows}}, cols)));
   }
   test::Weights row(grid.cols);
   CHECK_THROWS_AS(stored.tensor().read_columns(0, 1, {1, grid.cols + 1}, row), Error);
@@ -171,19 +207,19 @@ TEST_CASE("parts are read from many threads at once", "[codec][packed_part]") {
   const UnitGrid grid{200, 3000};
   const std::vector<std::byte> packed = packed_matrix(grid, 1);
   const Stored stored(packed);
-  const Unpacker whole(packed, "whole");
+  const std::vector<Range> rows{{0, 200}};
+  const auto cols = [](std::size_t t) { return Range{t * 256, (t + 4) * 256}; };
   std::vector<std::thread> threads;
   std::vector<int> same(8);
+  std::vector<std::vector<std::byte>> want;
+  for (std::size_t t = 0; t < same.size(); ++t) want.push_back(test::reference_cut(packed, rows, cols(t)));
   for (std::size_t t = 0; t < same.size(); ++t) {
     threads.emplace_back([&, t] {  // the first one to come finds the units, for all
-      const std::vector<Range> rows{{0, 200}};
-      const Range cols{t * 256, (t + 4) * 256};
-      const auto part = stored.part(rows, cols);
-      const auto want = cut_units(whole, rows, cols);
+      const auto part = stored.part(rows, cols(t));
       std::vector<std::byte> got(part->bytes());
       for (std::size_t at = 0; at < got.size(); at += 10'000)
         part->read(at, std::span(got).subspan(at, std::min<std::size_t>(10'000, got.size() - at)));
-      same[t] = got == want;
+      same[t] = got == want[t];
     });
   }
   for (std::thread& thread : threads) thread.join();
