@@ -9,6 +9,7 @@
 #include "base/error.h"
 #include "codec/manifest.h"
 #include "codec/matrices.h"
+#include "support/errors.h"
 #include "support/fixtures.h"
 
 using namespace glyd;
@@ -32,16 +33,7 @@ io::Safetensors write_tensor(const std::filesystem::path& dir, const std::string
   return io::Safetensors::open(path);
 }
 
-std::string refusal(const std::function<void()>& body) {
-  try {
-    body();
-  } catch (const Error& e) {
-    CHECK(e.code() == Code::Model);
-    CHECK_THAT(e.what(), !Contains("\n"));
-    return e.what();
-  }
-  return "";
-}
+std::string refusal(const std::function<void()>& body) { return test::error_of(Code::Model, body); }
 
 Manifest example() {
   Manifest m;

@@ -13,6 +13,7 @@
 #include "base/error.h"
 #include "codec/matrices.h"
 #include "codec/unpack.h"
+#include "support/errors.h"
 #include "support/fixtures.h"
 
 namespace glyd::codec {
@@ -43,14 +44,9 @@ class Stored {
 };
 
 std::string refusal(const std::function<void()>& body) {
-  try {
-    body();
-  } catch (const Error& e) {
-    CHECK(e.code() == Code::Model);
-    CHECK_THAT(e.what(), Contains("model.safetensors") && Contains("'m.glyd'") && !Contains("\n"));
-    return e.what();
-  }
-  return "";
+  const std::string said = test::error_of(Code::Model, body);
+  if (!said.empty()) CHECK_THAT(said, Contains("model.safetensors") && Contains("'m.glyd'"));
+  return said;
 }
 
 std::vector<std::byte> packed_matrix(const UnitGrid& grid, std::uint64_t seed) {

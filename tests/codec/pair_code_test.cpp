@@ -6,6 +6,7 @@
 #include "base/error.h"
 #include "codec/code_choice.h"
 #include "codec/matrices.h"
+#include "support/errors.h"
 
 using namespace glyd;
 using codec::CodedPair;
@@ -80,13 +81,7 @@ TEST_CASE("one pair takes no bits", "[codec]") {
 
 TEST_CASE("codes that are no complete prefix code are refused", "[codec]") {
   const auto refuses = [](std::vector<CodedPair> pairs) {
-    try {
-      PairCode code(std::move(pairs), "tensor 'x'");
-      return false;
-    } catch (const Error& e) {
-      CHECK(std::string(e.what()).starts_with("tensor 'x': "));
-      return e.code() == Code::Model;
-    }
+    return test::error_of(Code::Model, [&] { PairCode(std::move(pairs), "tensor 'x'"); }).starts_with("tensor 'x': ");
   };
   CHECK(refuses({}));
   CHECK(refuses({{1, 1, 1}}));                        // half of the space

@@ -6,9 +6,9 @@
 
 #include <cstdlib>
 
-#include "base/error.h"
 #include "cuda/device.h"
 #include "cuda/runner_models.h"
+#include "support/errors.h"
 #include "support/fixtures.h"
 
 using namespace glyd;
@@ -298,22 +298,17 @@ TEST_CASE("a rank that fails ends the step on all, and the next one runs", "[cud
 
 TEST_CASE("GPUs for ranks are asked for by name", "[cuda][gpu][ranks]") {
   GLYD_NEEDS_GPU();
-  const auto error_of = [](const std::string& device, const Ranks& ranks) -> std::string {
+  const auto refusal = [](const std::string& device, const Ranks& ranks) {
     GpuSetup setup = with_ranks(ranks);
     setup.device = device;
-    try {
-      gpu_runner(setup);
-    } catch (const Error& e) {
-      return e.what();
-    }
-    return "no error";
+    return error_of(Code::Usage, [&] { gpu_runner(setup); });
   };
-  CHECK_THAT(error_of("cuda", {16, 4}), Catch::Contains("ask for 64 GPUs"));
-  CHECK_THAT(error_of("cuda:0,cuda:0", {3, 1}), Catch::Contains("that is 2 GPUs, and -tp and -pp ask for 3"));
-  CHECK_THAT(error_of("cuda:0,cuda:99", {2, 1}), Catch::Contains("cuda:99"));
-  CHECK_THAT(error_of("cuda:0,", {2, 1}), Catch::Contains("--device"));
+  CHECK_THAT(refusal("cuda", {16, 4}), Catch::Contains("ask for 64 GPUs"));
+  CHECK_THAT(refusal("cuda:0,cuda:0", {3, 1}), Catch::Contains("that is 2 GPUs, and -tp and -pp ask for 3"));
+  CHECK_THAT(refusal("cuda:0,cuda:99", {2, 1}), Catch::Contains("cuda:99"));
+  CHECK_THAT(refusal("cuda:0,", {2, 1}), Catch::Contains("--device"));
   const SumsBy wrong("tree");
-  CHECK_THAT(error_of("cuda:0,cuda:0", {2, 1}), Catch::Contains("GLYD_ALL_REDUCE=tree: expected peer or nccl"));
+  CHECK_THAT(refusal("cuda:0,cuda:0", {2, 1}), Catch::Contains("GLYD_ALL_REDUCE=tree: expected peer or nccl"));
 }
 
 TEST_CASE("two GPUs give what two ranks on one give, to the bit, whatever carries the sums", "[cuda][gpu][ranks]") {

@@ -3,35 +3,15 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdlib>
-#include <map>
 #include <stdexcept>
 #include <utility>
 
 #include "base/error.h"
-#include "base/thread_pool.h"
-#include "model/packing.h"
+#include "io/json.h"
+#include "model/checkpoint.h"
 #include "support/fixtures.h"
 
 namespace glyd::test {
-
-io::Json recorded(const std::string& model) {
-  const auto path = tests_dir() / "data" / "goldens" / (model + ".json");
-  return io::parse_json(read_file(path), path.string());
-}
-
-const std::filesystem::path& packed_copy(const std::string& model) {
-  static const TempDir dir;
-  static std::map<std::string, std::filesystem::path> made;
-  const auto [place, is_new] = made.try_emplace(model, dir.path() / model);
-  if (is_new) {
-    ThreadPool pool(2);
-    Progress silent;
-    const auto report =
-        model::pack_model(model::Checkpoint::open(shipped_model(model)), place->second, {}, pool, silent);
-    if (report.total().packed == 0) throw std::runtime_error(model + " was not packed: there is nothing to compare");
-  }
-  return place->second;
-}
 
 void copy_model(const std::filesystem::path& from, const std::filesystem::path& to) {
   std::filesystem::copy(from, to, std::filesystem::copy_options::recursive);

@@ -7,18 +7,10 @@
 #include <string>
 #include <vector>
 
-#include "io/json.h"
 #include "runner/runner.h"
 #include "runner/sequences.h"
 
 namespace glyd::test {
-
-inline const std::vector<std::string> kShippedModels{"tiny-austen", "tiny-austen-qwen2"};
-
-io::Json recorded(const std::string& model);  // tests/data/goldens
-
-// The shipped model packed by model::pack_model: made when it is first asked for, removed when the program ends.
-const std::filesystem::path& packed_copy(const std::string& model);
 
 // Another directory with the same files; its weights may be changed.
 void copy_model(const std::filesystem::path& from, const std::filesystem::path& to);

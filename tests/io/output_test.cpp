@@ -12,10 +12,12 @@
 #include "io/json.h"
 #include "io/sha256.h"
 #include "io/shard_writer.h"
+#include "support/errors.h"
 #include "support/fixtures.h"
 
 using namespace glyd;
 using Catch::Matchers::Contains;
+using test::error_of;
 using test::TempDir;
 namespace fs = std::filesystem;
 
@@ -27,17 +29,6 @@ std::set<std::string> names_in(const fs::path& dir) {
   std::set<std::string> names;
   for (const auto& entry : fs::directory_iterator(dir)) names.insert(entry.path().filename().string());
   return names;
-}
-
-template <class Body>
-std::string error_of(Code code, Body body) {
-  try {
-    body();
-  } catch (const Error& e) {
-    CHECK(e.code() == code);
-    return e.what();
-  }
-  return "";
 }
 
 }  // namespace

@@ -5,6 +5,7 @@
 #include <functional>
 
 #include "base/error.h"
+#include "support/errors.h"
 #include "support/fixtures.h"
 
 using namespace glyd;
@@ -54,14 +55,7 @@ void write_model(const std::filesystem::path& dir, const Json& config, const std
 
 // What Checkpoint::open says to these tensors; "" when it opens.
 std::string refusal(const std::filesystem::path& dir) {
-  try {
-    Checkpoint::open(dir);
-  } catch (const Error& e) {
-    CHECK(e.code() == Code::Model);
-    CHECK(std::string(e.what()).find('\n') == std::string::npos);
-    return e.what();
-  }
-  return "";
+  return test::error_of(Code::Model, [&] { Checkpoint::open(dir); });
 }
 
 std::string refusal_of(const Json& config, const std::vector<RawTensor>& tensors) {

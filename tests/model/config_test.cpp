@@ -2,8 +2,8 @@
 
 #include <catch2/catch.hpp>
 
-#include "base/error.h"
 #include "base/log.h"
+#include "support/errors.h"
 #include "support/fixtures.h"
 
 using namespace glyd;
@@ -26,15 +26,9 @@ Json without(Json config, const char* key) {
 
 // The error's text; it names the file. "" when the config is accepted.
 std::string refusal(const std::string& text) {
-  try {
-    model::parse_config(text, "dir/config.json");
-  } catch (const Error& e) {
-    CHECK(e.code() == Code::Model);
-    CHECK_THAT(e.what(), Catch::Matchers::StartsWith("dir/config.json: "));
-    CHECK(std::string(e.what()).find('\n') == std::string::npos);
-    return e.what();
-  }
-  return "";
+  const std::string said = test::error_of(Code::Model, [&] { model::parse_config(text, "dir/config.json"); });
+  if (!said.empty()) CHECK_THAT(said, Catch::Matchers::StartsWith("dir/config.json: "));
+  return said;
 }
 
 std::string refusal(const Json& config) { return refusal(config.dump()); }

@@ -12,6 +12,7 @@
 #include "base/error.h"
 #include "base/text.h"
 #include "codec/manifest.h"
+#include "support/errors.h"
 #include "support/fixtures.h"
 
 using namespace glyd;
@@ -19,6 +20,7 @@ using Catch::Matchers::Contains;
 using codec::Manifest;
 using io::Json;
 using model::Checkpoint;
+using test::error_of;
 using test::RawTensor;
 using test::TempDir;
 namespace fs = std::filesystem;
@@ -182,17 +184,6 @@ model::PackReport check_round_trip(const fs::path& dir, const fs::path& model, m
   CHECK(read_tree(dir / "back") == before);
   CHECK(read_tree(model) == before);
   return report;
-}
-
-std::string error_of(Code code, const std::function<void()>& body) {
-  try {
-    body();
-  } catch (const Error& e) {
-    CHECK(e.code() == code);
-    CHECK_THAT(e.what(), !Contains("\n"));
-    return e.what();
-  }
-  return "";
 }
 
 }  // namespace

@@ -2,8 +2,8 @@
 
 #include <catch2/catch.hpp>
 
-#include "base/error.h"
 #include "base/log.h"
+#include "support/errors.h"
 #include "support/fixtures.h"
 
 using namespace glyd;
@@ -20,13 +20,9 @@ Config parse(const Json& changes, const char* type = "qwen3") {
 }
 
 std::string refusal(const Json& changes) {
-  try {
-    parse(changes);
-  } catch (const Error& e) {
-    CHECK_THAT(e.what(), Catch::Matchers::StartsWith("c.json: "));
-    return e.what();
-  }
-  return "";
+  const std::string said = test::error_of(Code::Model, [&] { parse(changes); });
+  if (!said.empty()) CHECK_THAT(said, Catch::Matchers::StartsWith("c.json: "));
+  return said;
 }
 
 Rope yarn_rope() {

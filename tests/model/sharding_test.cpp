@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "base/error.h"
+#include "support/errors.h"
 #include "support/fixtures.h"
 
 namespace glyd::model {
@@ -299,13 +300,7 @@ TEST_CASE("cuts known by hand", "[model]") {
 }
 
 std::string refusal(const Config& config, int rank, int ranks, int stages = 1) {
-  try {
-    make_shard(config, rank, ranks, stages);
-  } catch (const Error& e) {
-    CHECK(e.code() == Code::Usage);
-    return e.what();
-  }
-  return "no error";
+  return test::error_of(Code::Usage, [&] { make_shard(config, rank, ranks, stages); });
 }
 
 TEST_CASE("what cannot be split is named", "[model]") {

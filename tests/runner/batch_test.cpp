@@ -8,6 +8,7 @@
 #include "runner/logits.h"
 #include "runner/sequences.h"
 #include "runner/validate_batch.h"
+#include "support/errors.h"
 #include "support/fixtures.h"
 
 namespace glyd::runner {
@@ -35,14 +36,8 @@ TEST_CASE("a token id outside the vocabulary is named", "[runner]") {
   for (const std::int32_t id : {-1, 32, std::numeric_limits<std::int32_t>::min()}) {
     Batch batch = good_batch();
     batch.token_ids[3] = id;
-    try {
-      validate(batch, kLimits);
-      FAIL("no error");
-    } catch (const Error& e) {
-      CHECK(e.code() == Code::Usage);
-      CHECK(std::string(e.what()) ==
-            fmt::format("token id {} at position 8: outside the vocabulary, expected 0 to 31", id));
-    }
+    CHECK(test::error_of(Code::Usage, [&] { validate(batch, kLimits); }) ==
+          fmt::format("token id {} at position 8: outside the vocabulary, expected 0 to 31", id));
   }
 }
 
@@ -134,13 +129,9 @@ TEST_CASE("devices by name", "[runner]") {
   CHECK_THAT(make_runner(options)->device_name(), Catch::StartsWith("CPU, 2 threads"));
   for (const char* device : {"", "gpu", "cpu:0", "cudax"}) {
     options.device = device;
-    try {
-      make_runner(options);
-      FAIL("no error for " << device);
-    } catch (const Error& e) {
-      CHECK(e.code() == Code::Usage);
-      CHECK_THAT(e.what(), Catch::Contains("expected cpu, cuda or cuda:NUMBER"));
-    }
+    INFO(device);
+    CHECK_THAT(test::error_of(Code::Usage, [&] { make_runner(options); }),
+               Catch::Contains("expected cpu, cuda or cuda:NUMBER"));
   }
   options.device = "cpu";
   options.threads = 2000;

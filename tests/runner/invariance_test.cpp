@@ -16,6 +16,7 @@ using runner::Activations;
 using test::Ids;
 using test::Part;
 using test::Rows;
+using test::same_bits;
 
 // Models of several shapes: head sizes and groups of published ones, odd sizes that need padding.
 struct Shape {
@@ -49,10 +50,6 @@ class Model {
   test::TempDir dir_;
   io::Json config_;
 };
-
-bool same_bits(const Rows& a, const Rows& b) {
-  return std::equal(a.begin(), a.end(), b.begin(), b.end(), test::bits_equal);
-}
 
 TEST_CASE("a prompt in chunks gives the bits of the prompt in one piece", "[runner]") {
   for (const Shape& shape : shapes()) {

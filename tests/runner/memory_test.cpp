@@ -9,6 +9,7 @@
 #include "runner/cpu/memory_plan.h"
 #include "runner/cpu/weights.h"
 #include "runner/sequences.h"
+#include "support/errors.h"
 #include "support/fixtures.h"
 
 namespace glyd::runner::cpu {
@@ -32,13 +33,7 @@ MemoryPlan plan(const Options& options, std::uint64_t available) {
 }
 
 std::string memory_error(const Options& options, std::uint64_t available) {
-  try {
-    plan(options, available);
-  } catch (const Error& e) {
-    CHECK(e.code() == Code::Memory);
-    return e.what();
-  }
-  return "no error";
+  return test::error_of(Code::Memory, [&] { plan(options, available); });
 }
 
 TEST_CASE("the plan counts weights and KV blocks", "[runner]") {

@@ -45,5 +45,8 @@ class Numbers {
 inline bool bits_equal(const std::vector<float>& a, const std::vector<float>& b) {
   return a.size() == b.size() && std::memcmp(a.data(), b.data(), a.size() * sizeof(float)) == 0;
 }
+inline bool same_bits(const std::vector<std::vector<float>>& a, const std::vector<std::vector<float>>& b) {
+  return std::equal(a.begin(), a.end(), b.begin(), b.end(), bits_equal);
+}
 
 }  // namespace glyd::test

@@ -10,6 +10,7 @@
 #include "model/packing.h"
 #include "runner/cpu/packed_rows.h"
 #include "runner/cpu/weights.h"
+#include "runner/numbers.h"
 #include "runner/sequences.h"
 #include "support/fixtures.h"
 
@@ -18,40 +19,26 @@ namespace {
 
 using runner::WeightFormat;
 
-bool bit_equal(const std::vector<float>& a, const std::vector<float>& b) {
-  return a.size() == b.size() && std::memcmp(a.data(), b.data(), a.size() * sizeof(float)) == 0;
-}
-
 TEST_CASE("packed, packed at load and plain give bit-equal logits for all golden prompts", "[runner]") {
-  for (const std::string model : {"tiny-austen", "tiny-austen-qwen2"}) {
-    const test::TempDir dir;
-    const auto packed_dir = dir.path() / "packed";
-    {
-      ThreadPool pool(2);
-      Progress silent;
-      const auto checkpoint = model::Checkpoint::open(test::shipped_model(model));
-      const auto report = model::pack_model(checkpoint, packed_dir, {}, pool, silent);
-      REQUIRE(report.total().packed > 0);  // or there is nothing to compare
-    }
+  for (const std::string& model : test::kShippedModels) {
     const auto plain = test::load_runner(test::shipped_model(model), {.threads = 2, .weights = WeightFormat::Bf16});
     const auto at_load = test::load_runner(test::shipped_model(model), {.threads = 2, .weights = WeightFormat::Packed});
-    const auto stored = test::load_runner(packed_dir, {.threads = 1});
-    const auto decoded = test::load_runner(packed_dir, {.threads = 2, .weights = WeightFormat::Bf16});
+    const auto stored = test::load_runner(test::packed_copy(model), {.threads = 1});
+    const auto decoded = test::load_runner(test::packed_copy(model), {.threads = 2, .weights = WeightFormat::Bf16});
     CHECK(stored->bytes_per_step() < plain->bytes_per_step() * 3 / 4);
     CHECK(at_load->bytes_per_step() == stored->bytes_per_step());
     CHECK(decoded->bytes_per_step() == plain->bytes_per_step());
 
-    const auto path = test::tests_dir() / "data" / "goldens" / (model + ".json");
-    const io::Json goldens = io::parse_json(test::read_file(path), path.string());
+    const io::Json goldens = test::recorded(model);
     for (const io::Json& prompt : goldens["prompts"]) {
       INFO(model << ", " << prompt["name"]);
       const test::Ids ids = prompt["ids"];
       const test::Ids blocks = test::blocks_from(0, static_cast<std::int64_t>(ids.size()));
       const std::vector<float> want = test::run_chunks(*plain, ids, blocks, 512).back();
-      CHECK(bit_equal(test::run_chunks(*at_load, ids, blocks, 512).back(), want));
-      CHECK(bit_equal(test::run_chunks(*stored, ids, blocks, 512).back(), want));
-      CHECK(bit_equal(test::run_chunks(*stored, ids, blocks, 1).back(), want));
-      CHECK(bit_equal(test::run_chunks(*decoded, ids, blocks, 512).back(), want));
+      CHECK(test::bits_equal(test::run_chunks(*at_load, ids, blocks, 512).back(), want));
+      CHECK(test::bits_equal(test::run_chunks(*stored, ids, blocks, 512).back(), want));
+      CHECK(test::bits_equal(test::run_chunks(*stored, ids, blocks, 1).back(), want));
+      CHECK(test::bits_equal(test::run_chunks(*decoded, ids, blocks, 512).back(), want));
     }
   }
 }

@@ -1,4 +1,4 @@
-// A model over several ranks computes what it computes on one; all ranks hold the same bits; one that fails ends all.
+// A model over several ranks computes what it computes on one, and all ranks hold the same bits.
 #include <algorithm>
 #include <catch2/catch.hpp>
 #include <cmath>
@@ -9,13 +9,11 @@
 #include <string>
 #include <vector>
 
-#include "base/error.h"
-#include "io/json.h"
-#include "model/packing.h"
+#include "model/checkpoint.h"
 #include "runner/numbers.h"
-#include "runner/parallel/parallel_runner.h"
 #include "runner/rank_models.h"
 #include "runner/sequences.h"
+#include "support/errors.h"
 #include "support/fixtures.h"
 
 namespace glyd {
@@ -23,13 +21,13 @@ namespace {
 
 using runner::Activations;
 using runner::Options;
-using runner::ParallelRunner;
 using runner::WeightFormat;
 using test::error_of;
 using test::Ids;
 using test::load;
 using test::options_for;
 using test::Rows;
+using test::same_bits;
 using test::Shape;
 using test::shapes;
 using test::sizes;
@@ -58,19 +56,7 @@ void check_same(runner::Runner& runner, runner::Runner& alone, const Ids& ids) {
       CHECK(test::arg_max(got[t]) == test::arg_max(want[t]));
     }
   }
-  Ids a = ids, b = ids;
-  for (int i = 0; i < 8; ++i) {
-    for (auto [text, r] : {std::pair(&a, &runner), std::pair(&b, &alone)}) {
-      runner::Batch batch = test::make_batch(
-          {{text, &table, static_cast<std::int32_t>(text->size()) - 1, static_cast<std::int32_t>(text->size())}});
-      batch.greedy = {1};
-      const runner::StepResult result = r->step(batch);
-      REQUIRE(result.ids.size() == 1);
-      CHECK(result.logits.empty());
-      text->push_back(result.ids[0]);
-    }
-  }
-  CHECK(a == b);
+  CHECK(test::greedy_ids(runner, ids, table) == test::greedy_ids(alone, ids, table));
 }
 
 TEST_CASE("tiny shapes over 2, 3, 4 and 8 ranks", "[runner][parallel]") {
@@ -86,18 +72,9 @@ TEST_CASE("tiny shapes over 2, 3, 4 and 8 ranks", "[runner][parallel]") {
 }
 
 TEST_CASE("the shipped models over ranks, from plain and packed weights", "[runner][parallel]") {
-  for (const std::string name : {"tiny-austen", "tiny-austen-qwen2"}) {
-    const std::filesystem::path plain = test::shipped_model(name);
-    const test::TempDir dir;
-    const std::filesystem::path packed = dir.path() / "packed";
-    {
-      ThreadPool pool(2);
-      Progress silent;
-      model::pack_model(model::Checkpoint::open(plain), packed, {}, pool, silent);
-    }
-    const auto path = test::tests_dir() / "data" / "goldens" / (name + ".json");
-    const io::Json goldens = io::parse_json(test::read_file(path), path.string());
-    const Ids ids = goldens["prompts"][3]["ids"];
+  for (const std::string& name : test::kShippedModels) {
+    const std::filesystem::path plain = test::shipped_model(name), packed = test::packed_copy(name);
+    const Ids ids = test::recorded(name)["prompts"][3]["ids"];
     const Ids table = test::blocks_from(0, static_cast<std::int64_t>(ids.size()));
     const auto alone = load(plain, options_for(1));
     for (const int ranks : {2, 3, 4}) {
@@ -112,7 +89,7 @@ TEST_CASE("the shipped models over ranks, from plain and packed weights", "[runn
             std::pair(plain, WeightFormat::Packed)}) {
         const auto other = load(from, options_for(ranks, format));
         const Rows got = test::run_chunks(*other, ids, table, 512);
-        CHECK(std::equal(got.begin(), got.end(), want.begin(), want.end(), test::bits_equal));
+        CHECK(same_bits(got, want));
         const double held = static_cast<double>(other->bytes_per_step()) / static_cast<double>(split->bytes_per_step());
         if (format == WeightFormat::Bf16) {
           CHECK(held == 1);
@@ -141,38 +118,26 @@ TEST_CASE("chunks and neighbours change no bit of a sequence over ranks", "[runn
   const Rows want = test::run_chunks(*runner, ids, table, 512);
   for (const std::int32_t chunk : {1, 7, 16}) {
     const Rows got = test::run_chunks(*runner, ids, table, chunk);
-    CHECK(std::equal(got.begin(), got.end(), want.begin(), want.end(), test::bits_equal));
+    CHECK(same_bits(got, want));
   }
   const Rows both = test::run_step(*runner, {{&other, &far, 0, 20}, {&ids, &table, 0, 40}});
   REQUIRE(both.size() == 60);
-  CHECK(std::equal(both.begin() + 20, both.end(), want.begin(), want.end(), test::bits_equal));
-}
-
-// Ranks of a test's own making, to look into them.
-std::unique_ptr<ParallelRunner> make_ranks(int ranks, const Options& of_rank,
-                                           const std::function<void(int, runner::Runner&)>& prepare) {
-  return std::make_unique<ParallelRunner>(ranks, [&](runner::Communicator& communicator) {
-    auto rank = std::make_unique<runner::cpu::CpuRunner>(of_rank, runner::cpu::best_kernels(), &communicator);
-    prepare(communicator.rank(), *rank);
-    return rank;
-  });
-}
-
-Options one_rank(Activations activations = Activations::Fp32) {
-  return options_for(1, WeightFormat::AsStored, activations);
+  CHECK(same_bits({both.begin() + 20, both.end()}, want));
 }
 
 TEST_CASE("all ranks hold the same bits after every layer", "[runner][parallel]") {
   constexpr int kRanks = 4;
   for (const Activations activations : {Activations::Fp32, Activations::Bf16}) {
     std::mutex mutex;
-    std::map<int, std::vector<std::vector<float>>> seen;  // by rank
-    const auto runner = make_ranks(kRanks, one_rank(activations), [&](int rank, runner::Runner& r) {
-      r.set_trace([&, rank](int, std::span<const float> hidden) {
-        const std::lock_guard lock(mutex);
-        seen[rank].emplace_back(hidden.begin(), hidden.end());
-      });
-    });
+    std::map<int, Rows> seen;  // by rank
+    const auto runner = test::make_ranks(
+        kRanks, 1, [&](int, Options& o) { o.activations = activations; },
+        [&](int rank, runner::Runner& r) {
+          r.set_trace([&, rank](int, std::span<const float> hidden) {
+            const std::lock_guard lock(mutex);
+            seen[rank].emplace_back(hidden.begin(), hidden.end());
+          });
+        });
     Progress silent;
     runner->load(model::Checkpoint::open(test::shipped_model("tiny-austen")), silent);
     const Ids ids = test::random_ids(30, 4096, 4), table = test::blocks_from(0, 30);
@@ -181,48 +146,9 @@ TEST_CASE("all ranks hold the same bits after every layer", "[runner][parallel]"
     REQUIRE(seen[0].size() == 2 * 9);  // two steps; the embedding and eight layers
     for (int rank = 1; rank < kRanks; ++rank) {
       INFO("rank " << rank);
-      CHECK(std::equal(seen[rank].begin(), seen[rank].end(), seen[0].begin(), seen[0].end(), test::bits_equal));
+      CHECK(same_bits(seen[rank], seen[0]));
     }
   }
-}
-
-TEST_CASE("a rank that fails ends the step on all ranks, under its name", "[runner][parallel]") {
-  constexpr int kRanks = 3;
-  const TinyModel model("qwen3", sizes(8, 1, 8, 25, 32));
-  const Ids ids = model.ids(12), table = test::blocks_from(0, 12);
-  int failing = -1;  // rank, in the middle of a step
-  const auto runner = make_ranks(kRanks, one_rank(), [&](int rank, runner::Runner& r) {
-    r.set_trace([&, rank](int layer, std::span<const float>) {
-      if (rank == failing && layer == 0) fail(Code::Memory, "out of something");
-    });
-  });
-  Progress silent;
-  runner->load(model::Checkpoint::open(model.path()), silent);
-  const Rows want = test::run_chunks(*runner, ids, table, 512);
-  for (failing = 0; failing < kRanks; ++failing) {
-    CHECK(error_of([&] { test::run_chunks(*runner, ids, table, 512); }, Code::Memory) ==
-          fmt::format("rank {} of 3: out of something", failing));
-  }
-  failing = -1;  // and nothing is left of it
-  const Rows got = test::run_chunks(*runner, ids, table, 512);
-  CHECK(std::equal(got.begin(), got.end(), want.begin(), want.end(), test::bits_equal));
-
-  runner::Batch bad = test::make_batch({{&ids, &table, 0, 12}});
-  bad.token_ids[3] = 32;
-  CHECK_THAT(error_of([&] { runner->step(bad); }, Code::Usage), Catch::StartsWith("token id 32"));
-}
-
-TEST_CASE("a rank that cannot load ends the load of all", "[runner][parallel]") {
-  const TinyModel model("qwen3", sizes(8, 1, 8, 25, 32));
-  const runner::Options good = one_rank();
-  runner::Options bad = good;
-  bad.allowed.resize(31);  // not the model's vocabulary: noticed when memory is allocated
-  const auto runner = std::make_unique<ParallelRunner>(3, [&](runner::Communicator& c) {
-    return std::make_unique<runner::cpu::CpuRunner>(c.rank() == 1 ? bad : good, runner::cpu::best_kernels(), &c);
-  });
-  Progress silent;
-  CHECK_THAT(error_of([&] { runner->load(model::Checkpoint::open(model.path()), silent); }, Code::Usage),
-             Catch::Contains("allowed out of 31"));
 }
 
 TEST_CASE("degrees that cannot be served are refused by name, before anything is loaded", "[runner][parallel]") {
@@ -231,11 +157,11 @@ TEST_CASE("degrees that cannot be served are refused by name, before anything is
   Progress silent;
   for (const auto& body : {std::function<void()>([&] { too_many->plan(checkpoint); }),
                            std::function<void()>([&] { too_many->load(checkpoint, silent); })}) {
-    CHECK_THAT(error_of(body, Code::Usage),
+    CHECK_THAT(error_of(Code::Usage, body),
                Catch::StartsWith("-tp 8: ") && Catch::Contains("num_attention_heads is 4"));
   }
   for (const int ranks : {-1, 0, runner::kMaxRanks + 1})
-    CHECK_THAT(error_of([&] { runner::make_runner(options_for(ranks)); }, Code::Usage),
+    CHECK_THAT(error_of(Code::Usage, [&] { runner::make_runner(options_for(ranks)); }),
                Catch::Contains("-tp " + std::to_string(ranks)));
 }
 

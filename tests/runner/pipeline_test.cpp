@@ -1,5 +1,4 @@
-// Layers in stages compute, bit for bit, what one stage computes; a rank that fails in any stage ends all.
-#include <algorithm>
+// Layers in stages compute, bit for bit, what one stage computes.
 #include <catch2/catch.hpp>
 #include <functional>
 #include <memory>
@@ -7,14 +6,11 @@
 #include <utility>
 #include <vector>
 
-#include "base/error.h"
-#include "base/thread_pool.h"
-#include "io/json.h"
-#include "model/packing.h"
+#include "model/checkpoint.h"
 #include "runner/numbers.h"
-#include "runner/parallel/parallel_runner.h"
 #include "runner/rank_models.h"
 #include "runner/sequences.h"
+#include "support/errors.h"
 #include "support/fixtures.h"
 
 namespace glyd {
@@ -22,13 +18,13 @@ namespace {
 
 using runner::Activations;
 using runner::Options;
-using runner::ParallelRunner;
 using runner::WeightFormat;
 using test::error_of;
 using test::Ids;
 using test::load;
 using test::options_for;
 using test::Rows;
+using test::same_bits;
 using test::Shape;
 using test::TinyModel;
 
@@ -39,30 +35,12 @@ Options staged(int ranks, int stages, WeightFormat weights = WeightFormat::AsSto
   return o;
 }
 
-bool same_bits(const Rows& a, const Rows& b) {
-  return std::equal(a.begin(), a.end(), b.begin(), b.end(), test::bits_equal);
-}
-
-// The ids that follow, each the largest logit's.
-Ids greedy_ids(runner::Runner& runner, Ids ids, const Ids& table) {
-  for (int i = 0; i < 6; ++i) {
-    const auto end = static_cast<std::int32_t>(ids.size());
-    runner::Batch batch = test::make_batch({{&ids, &table, end - 1, end}});
-    batch.greedy = {1};
-    const runner::StepResult result = runner.step(batch);
-    REQUIRE(result.ids.size() == 1);
-    CHECK(result.logits.empty());
-    ids.push_back(result.ids[0]);
-  }
-  return ids;
-}
-
 // Both runners over the same text, in pieces and token by token.
 void check_equal(runner::Runner& runner, runner::Runner& want, const Ids& ids) {
   const Ids table = test::blocks_from(0, static_cast<std::int64_t>(ids.size()) + 8);
   for (const std::int32_t chunk : {7, 512})
     CHECK(same_bits(test::run_chunks(runner, ids, table, chunk), test::run_chunks(want, ids, table, chunk)));
-  CHECK(greedy_ids(runner, ids, table) == greedy_ids(want, ids, table));
+  CHECK(test::greedy_ids(runner, ids, table) == test::greedy_ids(want, ids, table));
 }
 
 TEST_CASE("tiny shapes in 2, 3 and 5 stages, of one and two ranks", "[runner][pipeline]") {
@@ -83,18 +61,9 @@ TEST_CASE("tiny shapes in 2, 3 and 5 stages, of one and two ranks", "[runner][pi
 }
 
 TEST_CASE("the shipped models in stages, from plain and packed weights", "[runner][pipeline]") {
-  for (const std::string name : {"tiny-austen", "tiny-austen-qwen2"}) {
-    const std::filesystem::path plain = test::shipped_model(name);
-    const test::TempDir dir;
-    const std::filesystem::path packed = dir.path() / "packed";
-    {
-      ThreadPool pool(2);
-      Progress silent;
-      model::pack_model(model::Checkpoint::open(plain), packed, {}, pool, silent);
-    }
-    const auto path = test::tests_dir() / "data" / "goldens" / (name + ".json");
-    const io::Json goldens = io::parse_json(test::read_file(path), path.string());
-    const Ids ids = goldens["prompts"][3]["ids"];
+  for (const std::string& name : test::kShippedModels) {
+    const std::filesystem::path plain = test::shipped_model(name), packed = test::packed_copy(name);
+    const Ids ids = test::recorded(name)["prompts"][3]["ids"];
     for (const int ranks : {1, 2}) {
       const auto want = load(plain, staged(ranks, 1));
       for (const int stages : {2, 3}) {
@@ -151,64 +120,9 @@ TEST_CASE("a trace sees the layers of all stages in the model's order", "[runner
   }
 }
 
-// Ranks of a test's own making, to look into them; `prepare` is given each rank's number.
-std::unique_ptr<ParallelRunner> make_ranks(int ranks, int stages,
-                                           const std::function<void(int, Options&)>& options_of = {},
-                                           const std::function<void(int, runner::Runner&)>& prepare = {}) {
-  const auto make_rank = [&](runner::Communicator& communicator) {
-    Options options = options_for(1);
-    if (options_of) options_of(communicator.global_rank(), options);
-    auto rank = std::make_unique<runner::cpu::CpuRunner>(options, runner::cpu::best_kernels(), &communicator);
-    if (prepare) prepare(communicator.global_rank(), *rank);
-    return rank;
-  };
-  return std::make_unique<ParallelRunner>(ranks, make_rank, stages);
-}
-
-TEST_CASE("a rank that fails in any stage ends the step on all ranks, under its name", "[runner][pipeline]") {
-  constexpr int kRanks = 2, kStages = 3;
-  const TinyModel model("qwen3", test::with(test::sizes(8, 1, 8, 25, 32), {{"num_hidden_layers", 6}}));
-  const Ids ids = model.ids(12), table = test::blocks_from(0, 12);
-  int failing = -1;  // rank, behind every layer of its stage in turn
-  int failing_at = 0;
-  const auto runner = make_ranks(kRanks, kStages, {}, [&](int rank, runner::Runner& r) {
-    r.set_trace([&, rank](int layer, std::span<const float>) {
-      if (rank == failing && layer == failing_at) fail(Code::Memory, "out of something");
-    });
-  });
-  Progress silent;
-  const auto checkpoint = model::Checkpoint::open(model.path());
-  runner->load(checkpoint, silent);
-  const Rows want = test::run_chunks(*runner, ids, table, 512);
-  for (failing = 0; failing < kRanks * kStages; ++failing) {
-    const Range layers = model::make_shard(checkpoint.config(), failing, kRanks, kStages).layers;
-    for (std::uint64_t layer = layers.begin; layer < layers.end; ++layer) {
-      failing_at = static_cast<int>(layer);
-      CHECK(error_of([&] { test::run_chunks(*runner, ids, table, 512); }, Code::Memory) ==
-            fmt::format("rank {} of 6: out of something", failing));
-    }
-  }
-  failing = -1;  // and nothing is left of it
-  CHECK(same_bits(test::run_chunks(*runner, ids, table, 512), want));
-
-  runner::Batch bad = test::make_batch({{&ids, &table, 0, 12}});
-  bad.token_ids[3] = 32;
-  CHECK_THAT(error_of([&] { runner->step(bad); }, Code::Usage), Catch::StartsWith("token id 32"));
-}
-
-TEST_CASE("a rank of the last stage that cannot load ends the load of all", "[runner][pipeline]") {
-  const TinyModel model("qwen3", test::sizes(8, 1, 8, 25, 32));
-  const auto runner = make_ranks(2, 2, [](int rank, Options& o) {
-    if (rank == 3) o.allowed.resize(31);  // not the model's vocabulary: noticed when memory is allocated
-  });
-  Progress silent;
-  CHECK_THAT(error_of([&] { runner->load(model::Checkpoint::open(model.path()), silent); }, Code::Usage),
-             Catch::Contains("allowed out of 31"));
-}
-
 TEST_CASE("the rank with the fewest KV blocks decides for all stages", "[runner][pipeline]") {
   const TinyModel model("qwen3", test::sizes(8, 1, 8, 25, 32));
-  const auto runner = make_ranks(2, 2, [](int rank, Options& o) { o.kv_blocks = rank == 3 ? 7 : 60 + rank; });
+  const auto runner = test::make_ranks(2, 2, [](int rank, Options& o) { o.kv_blocks = rank == 3 ? 7 : 60 + rank; });
   const auto checkpoint = model::Checkpoint::open(model.path());
   Progress silent;
   CHECK(runner->plan(checkpoint).kv_blocks == 7);
@@ -216,7 +130,7 @@ TEST_CASE("the rank with the fewest KV blocks decides for all stages", "[runner]
   CHECK(runner->kv_blocks() == 7);
   const Ids ids = model.ids(12), last = {6}, beyond = {7};
   test::run_chunks(*runner, ids, last, 512);
-  CHECK_THAT(error_of([&] { test::run_chunks(*runner, ids, beyond, 512); }, Code::Runtime),
+  CHECK_THAT(error_of(Code::Runtime, [&] { test::run_chunks(*runner, ids, beyond, 512); }),
              Catch::Contains("not allocated"));
 }
 
@@ -226,12 +140,12 @@ TEST_CASE("stages that cannot be served are refused by name, before anything is 
   Progress silent;
   for (const auto& body : {std::function<void()>([&] { too_many->plan(checkpoint); }),
                            std::function<void()>([&] { too_many->load(checkpoint, silent); })}) {
-    CHECK_THAT(error_of(body, Code::Usage), Catch::StartsWith("-pp 9: ") && Catch::Contains("num_hidden_layers is 8"));
+    CHECK_THAT(error_of(Code::Usage, body), Catch::StartsWith("-pp 9: ") && Catch::Contains("num_hidden_layers is 8"));
   }
   for (const int stages : {-1, 0, runner::kMaxRanks + 1})
-    CHECK_THAT(error_of([&] { runner::make_runner(staged(1, stages)); }, Code::Usage),
+    CHECK_THAT(error_of(Code::Usage, [&] { runner::make_runner(staged(1, stages)); }),
                Catch::StartsWith("-pp " + std::to_string(stages)));
-  CHECK_THAT(error_of([&] { runner::make_runner(staged(16, 8)); }, Code::Usage),
+  CHECK_THAT(error_of(Code::Usage, [&] { runner::make_runner(staged(16, 8)); }),
              Catch::StartsWith("-tp 16 -pp 8: ") && Catch::Contains("128") && Catch::Contains("64"));
 }
 

@@ -2,6 +2,8 @@
 
 #include <catch2/catch.hpp>
 
+#include "runner/cpu/cpu_runner.h"
+
 namespace glyd::test {
 
 runner::Options options_for(int ranks, runner::WeightFormat weights, runner::Activations activations) {
@@ -20,6 +22,19 @@ std::unique_ptr<runner::Runner> load(const std::filesystem::path& model, const r
   Progress silent;
   runner->load(model::Checkpoint::open(model), silent);
   return runner;
+}
+
+Ids greedy_ids(runner::Runner& runner, Ids ids, const Ids& block_table) {
+  for (int i = 0; i < 8; ++i) {
+    const auto end = static_cast<std::int32_t>(ids.size());
+    runner::Batch batch = make_batch({{&ids, &block_table, end - 1, end}});
+    batch.greedy = {1};
+    const runner::StepResult result = runner.step(batch);
+    REQUIRE(result.ids.size() == 1);
+    CHECK(result.logits.empty());
+    ids.push_back(result.ids[0]);
+  }
+  return ids;
 }
 
 TinyModel::TinyModel(const std::string& type, const io::Json& changes) : config_(tiny_config(type, changes)) {
@@ -51,15 +66,17 @@ const std::vector<Shape>& shapes() {
   return all;
 }
 
-std::string error_of(const std::function<void()>& body, Code code) {
-  try {
-    body();
-  } catch (const Error& e) {
-    CHECK(e.code() == code);
-    CHECK_THAT(e.what(), !Catch::Contains("\n"));
-    return e.what();
-  }
-  return "no error";
+std::unique_ptr<runner::ParallelRunner> make_ranks(int ranks, int stages,
+                                                   const std::function<void(int, runner::Options&)>& options_of,
+                                                   const std::function<void(int, runner::Runner&)>& prepare) {
+  const auto make_rank = [&](runner::Communicator& communicator) {
+    runner::Options options = options_for(1);
+    if (options_of) options_of(communicator.global_rank(), options);
+    auto rank = std::make_unique<runner::cpu::CpuRunner>(options, runner::cpu::best_kernels(), &communicator);
+    if (prepare) prepare(communicator.global_rank(), *rank);
+    return rank;
+  };
+  return std::make_unique<runner::ParallelRunner>(ranks, make_rank, stages);
 }
 
 }  // namespace glyd::test

@@ -7,8 +7,8 @@
 #include <string>
 #include <vector>
 
-#include "base/error.h"
 #include "io/json.h"
+#include "runner/parallel/parallel_runner.h"
 #include "runner/runner.h"
 #include "runner/sequences.h"
 #include "support/fixtures.h"
@@ -21,6 +21,9 @@ runner::Options options_for(int ranks, runner::WeightFormat weights = runner::We
 
 // A runner that has loaded `model`.
 std::unique_ptr<runner::Runner> load(const std::filesystem::path& model, const runner::Options& options);
+
+// `ids` and the eight that follow, each the largest logit's.
+Ids greedy_ids(runner::Runner& runner, Ids ids, const Ids& block_table);
 
 // A model directory with weights from a formula.
 class TinyModel {
@@ -46,7 +49,10 @@ io::Json with(io::Json changes, const io::Json& more);
 // the head, every kind of bias, tied heads.
 const std::vector<Shape>& shapes();
 
-// The message of the error that `body` throws: one line, with this code.
-std::string error_of(const std::function<void()>& body, Code code);
+// CPU ranks of a test's own making, to look into them: `options_of` may change those of each rank, options_for(1), and
+// `prepare` the rank that was made with them. Both are given its number among those of all stages.
+std::unique_ptr<runner::ParallelRunner> make_ranks(int ranks, int stages = 1,
+                                                   const std::function<void(int, runner::Options&)>& options_of = {},
+                                                   const std::function<void(int, runner::Runner&)>& prepare = {});
 
 }  // namespace glyd::test

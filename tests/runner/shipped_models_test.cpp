@@ -14,17 +14,10 @@ namespace {
 using test::Ids;
 using test::Rows;
 
-io::Json goldens(const std::string& model) {
-  const auto path = test::tests_dir() / "data" / "goldens" / (model + ".json");
-  return io::parse_json(test::read_file(path), path.string());
-}
-
-const std::vector<std::string> kModels{"tiny-austen", "tiny-austen-qwen2"};
-
 TEST_CASE("the shipped models' next-token logits", "[runner]") {
-  for (const std::string& model : kModels) {
+  for (const std::string& model : test::kShippedModels) {
     const auto runner = test::load_runner(test::shipped_model(model), {.threads = 2});
-    const io::Json all = goldens(model);
+    const io::Json all = test::recorded(model);
     REQUIRE(all["prompts"].size() >= 10);
     for (const io::Json& prompt : all["prompts"]) {
       INFO(model << ", " << prompt["name"]);
@@ -41,9 +34,9 @@ TEST_CASE("the shipped models' next-token logits", "[runner]") {
 }
 
 TEST_CASE("the shipped models' loss on a passage", "[runner]") {
-  for (const std::string& model : kModels) {
+  for (const std::string& model : test::kShippedModels) {
     const auto runner = test::load_runner(test::shipped_model(model), {.threads = 2});
-    const io::Json passage = goldens(model)["passage"];
+    const io::Json passage = test::recorded(model)["passage"];
     const Ids ids = passage["ids"];
     REQUIRE(ids.size() > 500);
     const Rows rows = test::run_chunks(*runner, ids, test::blocks_from(0, static_cast<std::int64_t>(ids.size())), 512);
@@ -60,11 +53,11 @@ TEST_CASE("the shipped models' loss on a passage", "[runner]") {
 }
 
 TEST_CASE("a shipped model with bf16 activations stays within two percent of the logits' range", "[runner]") {
-  for (const std::string& model : kModels) {
+  for (const std::string& model : test::kShippedModels) {
     const auto exact = test::load_runner(test::shipped_model(model), {.threads = 2});
     const auto rounded =
         test::load_runner(test::shipped_model(model), {.threads = 2, .activations = runner::Activations::Bf16});
-    const io::Json all = goldens(model);
+    const io::Json all = test::recorded(model);
     for (const io::Json& prompt : all["prompts"]) {
       const Ids ids = prompt["ids"], table = test::blocks_from(0, static_cast<std::int64_t>(ids.size()));
       const std::vector<float> a = test::run_chunks(*exact, ids, table, 512).back();

@@ -4,13 +4,16 @@
 
 #include <cstdlib>
 #include <fstream>
+#include <map>
 #include <sstream>
 #include <stdexcept>
 #include <string_view>
 
 #include "base/bf16.h"
 #include "base/text.h"
+#include "base/thread_pool.h"
 #include "model/config.h"
+#include "model/packing.h"
 #include "model/weights.h"
 
 namespace glyd::test {
@@ -78,6 +81,25 @@ std::string read_file(const std::filesystem::path& path) {
 
 std::filesystem::path shipped_model(const std::string& name) {
   return std::filesystem::path(GLYD_SOURCE_DIR) / "models" / name;
+}
+
+io::Json recorded(const std::string& name) {
+  const auto path = tests_dir() / "data" / "goldens" / (name + ".json");
+  return io::parse_json(read_file(path), path.string());
+}
+
+const std::filesystem::path& packed_copy(const std::string& name) {
+  static const TempDir dir;
+  static std::map<std::string, std::filesystem::path> made;
+  const auto [place, is_new] = made.try_emplace(name, dir.path() / name);
+  if (is_new) {
+    ThreadPool pool(2);
+    Progress silent;
+    const auto report =
+        model::pack_model(model::Checkpoint::open(shipped_model(name)), place->second, {}, pool, silent);
+    if (report.total().packed == 0) throw std::runtime_error(name + " was not packed: there is nothing to compare");
+  }
+  return place->second;
 }
 
 std::filesystem::path tests_dir() { return std::filesystem::path(GLYD_SOURCE_DIR) / "tests"; }

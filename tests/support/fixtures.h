@@ -28,9 +28,14 @@ class TempDir {
 void write_file(const std::filesystem::path& path, const std::string& bytes);
 std::string read_file(const std::filesystem::path& path);
 
-// The repository's shipped model `name` ("tiny-austen"), and its tests/ folder.
+// The models in the repository, with what a reference implementation computed for them (tests/data/goldens), and their
+// copies packed by model::pack_model: made when first asked for, removed when the program ends.
+inline const std::vector<std::string> kShippedModels{"tiny-austen", "tiny-austen-qwen2"};
 std::filesystem::path shipped_model(const std::string& name);
-std::filesystem::path tests_dir();
+io::Json recorded(const std::string& name);
+const std::filesystem::path& packed_copy(const std::string& name);
+
+std::filesystem::path tests_dir();  // of the repository
 
 // $GLYD_TEST_DATA / `name` when both exist; a test that needs it says WARN and returns otherwise.
 std::optional<std::filesystem::path> test_data(const std::string& name);

@@ -5,6 +5,7 @@
 #include <catch2/catch.hpp>
 
 #include "base/error.h"
+#include "support/errors.h"
 #include "support/fixtures.h"
 
 using namespace glyd;
@@ -32,13 +33,7 @@ ChatInput chat(const std::string& messages, const std::string& tools = "null", b
 std::string render(const ChatTemplate& t, const ChatInput& input) { return t.render(input).text; }
 
 std::string error_of(const ChatTemplate& t, const ChatInput& input, Code code) {
-  try {
-    t.render(input);
-  } catch (const Error& e) {
-    CHECK(e.code() == code);
-    return e.what();
-  }
-  return "no error";
+  return test::error_of(code, [&] { t.render(input); });
 }
 
 // The pieces of the text that are content.
@@ -341,13 +336,7 @@ TEST_CASE("which template a directory has", "[text]") {
 
   auto load_error = [&](const std::string& text) {
     test::write_file(config, text);
-    try {
-      ChatTemplate::load(dir.path());
-    } catch (const Error& e) {
-      CHECK(e.code() == Code::Model);
-      return std::string(e.what());
-    }
-    return std::string("no error");
+    return test::error_of(Code::Model, [&] { ChatTemplate::load(dir.path()); });
   };
   CHECK(load_error(R"({"chat_template": [{"name": "rag", "template": ""}]})").find("no template named 'default'") !=
         std::string::npos);

@@ -4,7 +4,7 @@
 #include <cstdlib>
 #include <ctime>
 
-#include "base/error.h"
+#include "support/errors.h"
 #include "text/chat_template.h"
 
 using namespace glyd;
@@ -27,13 +27,9 @@ std::string run(const std::string& source) { return ChatTemplate::parse(source, 
 
 // The message of the error that parsing or rendering ends in.
 std::string refused(const std::string& source) {
-  try {
-    return "accepted: " + run(source);
-  } catch (const Error& e) {
-    CHECK(e.code() == Code::Model);
-    CHECK(std::string(e.what()).find('\n') == std::string::npos);
-    return e.what();
-  }
+  std::string made;
+  const std::string said = test::error_of(Code::Model, [&] { made = run(source); });
+  return said.empty() ? "accepted: " + made : said;
 }
 
 struct Pair {

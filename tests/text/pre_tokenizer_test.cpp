@@ -4,6 +4,7 @@
 #include <random>
 
 #include "base/error.h"
+#include "support/errors.h"
 #include "text/pre_tokenizer_oracle.h"
 
 using namespace glyd;
@@ -19,13 +20,7 @@ Pieces match(std::string_view pattern, std::string_view input) {
 }
 
 std::string error_of(std::string_view pattern) {
-  try {
-    make_regex_splitter(pattern, "tokenizer.json: pre_tokenizer");
-  } catch (const Error& e) {
-    CHECK(e.code() == Code::Model);
-    return e.what();
-  }
-  return "";
+  return test::error_of(Code::Model, [&] { make_regex_splitter(pattern, "tokenizer.json: pre_tokenizer"); });
 }
 
 }  // namespace

@@ -17,10 +17,6 @@ io::Json read_json(const std::filesystem::path& path) { return io::parse_json(te
 
 io::Json qwen3_goldens() { return read_json(test::tests_dir() / "text" / "tokenizer_goldens.json")["qwen3"]; }
 
-io::Json shipped_goldens(const std::string& model) {
-  return read_json(test::tests_dir() / "data" / "goldens" / (model + ".json"));
-}
-
 // Null without the data.
 const Tokenizer* qwen3() {
   static const auto dir = test::test_data("qwen3-tokenizer");
@@ -139,7 +135,7 @@ TEST_CASE("Qwen3: what a user types cannot become a control token", "[text]") {
 
 TEST_CASE("shipped models: token ids of the golden prompts", "[text]") {
   for (const char* name : {"tiny-austen", "tiny-austen-qwen2"}) {
-    const io::Json golden = shipped_goldens(name);
+    const io::Json golden = test::recorded(name);
     const Tokenizer tokenizer = Tokenizer::load(test::shipped_model(name));
     check_prompts(tokenizer, golden["prompts"]);
     const io::Json& passage = golden["passage"];
@@ -160,7 +156,7 @@ TEST_CASE("shipped models: tokenizer.json and vocab.json with merges.txt agree",
     }
     const Tokenizer a = Tokenizer::load(dir), b = Tokenizer::load(pair.path());
     CHECK(a.size() == b.size());
-    const io::Json golden = shipped_goldens("tiny-austen");
+    const io::Json golden = test::recorded("tiny-austen");
     for (const io::Json& prompt : golden["prompts"]) {
       const auto text = prompt["text"].get<std::string>();
       CHECK(a.encode(text) == b.encode(text));

@@ -7,6 +7,7 @@
 
 #include "base/error.h"
 #include "base/text.h"
+#include "support/errors.h"
 #include "support/fixtures.h"
 
 using namespace glyd;
@@ -22,14 +23,7 @@ io::Json tiny_json() { return io::Json::parse(test::tiny_tokenizer_json()); }
 Tokenizer parse(const io::Json& json) { return Tokenizer::parse(json.dump(), "dir/tokenizer.json"); }
 
 std::string error_of(const io::Json& json) {
-  try {
-    parse(json);
-  } catch (const Error& e) {
-    CHECK(e.code() == Code::Model);
-    CHECK(std::string(e.what()).find('\n') == std::string::npos);
-    return e.what();
-  }
-  return "";
+  return test::error_of(Code::Model, [&] { parse(json); });
 }
 
 // The error of the tiny file with `value` at `pointer`.
