@@ -1,11 +1,11 @@
 #include "bench_series.h"
 
 #include <algorithm>
-#include <chrono>
 #include <map>
 
 #include "base/error.h"
 #include "base/log.h"
+#include "base/timing.h"
 #include "common.h"
 #include "io/sha256.h"
 #include "model/weights.h"
@@ -17,9 +17,6 @@ namespace {
 constexpr std::int64_t kWarmUpTokens = 8;  // made by each sequence before anything is timed
 constexpr std::int64_t kHashedTokens = 4;  // whose logits go into the hash
 constexpr std::size_t kHashDigits = 16;
-
-using Clock = std::chrono::steady_clock;
-double seconds_since(Clock::time_point start) { return std::chrono::duration<double>(Clock::now() - start).count(); }
 
 // The prompt of one sequence: the same for every series, every number of sequences and every machine.
 std::vector<text::TokenId> random_prompt(std::uint64_t seed, std::uint64_t sequence, std::int64_t tokens,

@@ -3,13 +3,12 @@
 #include <fmt/format.h>
 #include <signal.h>
 
-#include <chrono>
-
 #include "base/error.h"
 #include "base/log.h"
 #include "base/progress.h"
 #include "base/text.h"
 #include "base/thread_pool.h"
+#include "base/timing.h"
 #include "commands.h"
 #include "common.h"
 #include "io/hub_cache.h"
@@ -152,7 +151,7 @@ class Work {
     return finish(report_json(report));
   }
 
-  double seconds() const { return std::chrono::duration<double>(std::chrono::steady_clock::now() - start_).count(); }
+  double seconds() const { return seconds_since(start_); }
 
   std::string speed(std::uint64_t bytes) const {
     return fmt::format("{:.1f} s, {:.0f} MB/s", seconds(), static_cast<double>(bytes) / 1e6 / seconds());
@@ -169,7 +168,7 @@ class Work {
   Progress silent_;
   ConsoleProgress console_;
   Interruptible progress_;
-  const std::chrono::steady_clock::time_point start_ = std::chrono::steady_clock::now();
+  const Clock::time_point start_ = Clock::now();
 };
 
 }  // namespace

@@ -1,7 +1,6 @@
 #include "session.h"
 
 #include <algorithm>
-#include <chrono>
 #include <cmath>
 #include <memory>
 #include <set>
@@ -9,6 +8,7 @@
 #include "base/error.h"
 #include "base/log.h"
 #include "base/text.h"
+#include "base/timing.h"
 #include "common.h"
 #include "compare.h"
 #include "io/file.h"
@@ -21,9 +21,6 @@ namespace {
 constexpr std::int64_t kUsualContext = 4096;  // tokens, when -c is not given
 constexpr std::uint64_t kWeightSeed = 1;      // of made-up weights: the same model in every run
 constexpr std::int64_t kCompared = 8;         // tokens made by --check, when -n is not given
-
-using Clock = std::chrono::steady_clock;
-double seconds_since(Clock::time_point start) { return std::chrono::duration<double>(Clock::now() - start).count(); }
 
 std::string token_text(const text::Tokenizer& tokenizer, std::optional<text::TokenId> id) {
   return id ? std::string(tokenizer.bytes(*id)) : "";

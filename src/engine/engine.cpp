@@ -1,12 +1,12 @@
 #include "engine/engine.h"
 
 #include <algorithm>
-#include <chrono>
 #include <cstddef>
 #include <exception>
 #include <utility>
 
 #include "base/error.h"
+#include "base/timing.h"
 
 namespace glyd::engine {
 
@@ -124,7 +124,7 @@ std::vector<Output> Engine::end_empty_requests() {
 std::vector<Output> Engine::step() {
   if (!nothing_to_do_.empty()) return end_empty_requests();
 
-  const auto start = std::chrono::steady_clock::now();
+  const auto start = Clock::now();
   const std::vector<Scheduled> scheduled = scheduler_.schedule();
   stats_.preemptions = scheduler_.preemptions();
   if (scheduled.empty()) return {};
@@ -162,8 +162,7 @@ std::vector<Output> Engine::step() {
     outputs.push_back(std::move(output));
   }
 
-  const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - start;
-  (prompt_tokens > 0 ? stats_.prompt_seconds : stats_.decode_seconds) += seconds.count();
+  (prompt_tokens > 0 ? stats_.prompt_seconds : stats_.decode_seconds) += seconds_since(start);
   if (prompt_tokens == 0) stats_.decode_tokens += generated;
   stats_.prompt_tokens += prompt_tokens;
   stats_.generated_tokens += generated;

@@ -1,11 +1,11 @@
 #include "runner/cpu/cpu_runner.h"
 
 #include <algorithm>
-#include <chrono>
 #include <fstream>
 #include <new>
 
 #include "base/error.h"
+#include "base/timing.h"
 #include "runner/cpu/attention.h"
 #include "runner/cpu/available_memory.h"
 #include "runner/cpu/embedding.h"
@@ -21,9 +21,6 @@
 
 namespace glyd::runner::cpu {
 namespace {
-
-using Clock = std::chrono::steady_clock;
-double seconds_since(Clock::time_point start) { return std::chrono::duration<double>(Clock::now() - start).count(); }
 
 const float* or_null(const std::vector<float>& v) { return v.empty() ? nullptr : v.data(); }
 

@@ -5,6 +5,7 @@
 #include <string>
 
 #include "base/error.h"
+#include "base/sizes.h"
 #include "runner/cpu/context.h"
 #include "runner/cpu/kv_cache.h"
 #include "runner/cpu/sizes.h"
@@ -13,8 +14,6 @@ namespace glyd::runner::cpu {
 namespace {
 
 constexpr std::int64_t kMaxTokens = std::numeric_limits<std::int32_t>::max() - kBlockSize;  // slots are int32
-
-std::uint64_t size(std::int64_t n) { return static_cast<std::uint64_t>(n); }
 
 std::int64_t blocks_for(std::int64_t tokens) { return (tokens + kBlockSize - 1) / kBlockSize; }
 

@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "base/error.h"
+#include "base/sizes.h"
 #include "runner/cuda/check.h"
 
 namespace glyd::runner {
@@ -14,8 +15,6 @@ namespace {
 
 constexpr std::uint64_t kAlignment = 256;
 constexpr std::uint64_t kPiece = 32 << 20;  // memory is asked for in pieces of at least this size
-
-std::uint64_t round_up(std::uint64_t n, std::uint64_t to) { return (n + to - 1) / to * to; }
 
 // The driver's functions, found at run time: the program does not link the driver.
 template <class Function>

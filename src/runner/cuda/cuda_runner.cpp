@@ -1,12 +1,12 @@
 #include "runner/cuda/cuda_runner.h"
 
 #include <algorithm>
-#include <chrono>
 #include <utility>
 
 #include "base/error.h"
 #include "base/text.h"
 #include "base/thread_pool.h"
+#include "base/timing.h"
 #include "runner/cuda/check.h"
 #include "runner/cuda/decode_graphs.h"
 #include "runner/cuda/device.h"
@@ -19,10 +19,6 @@
 
 namespace glyd::runner {
 namespace {
-
-using Clock = std::chrono::steady_clock;
-
-double seconds_since(Clock::time_point start) { return std::chrono::duration<double>(Clock::now() - start).count(); }
 
 class CudaRunner : public Runner {
  public:

@@ -3,15 +3,11 @@
 #include <algorithm>
 #include <cmath>
 
+#include "base/sizes.h"
 #include "cuda/packing/packing.h"
 #include "runner/cuda/check.h"
 
 namespace glyd::runner {
-namespace {
-
-std::int64_t round_up(std::int64_t n, std::int64_t to) { return (n + to - 1) / to * to; }
-
-}  // namespace
 
 Forward::Forward(const model::Config& config, const DeviceWeights& weights, const WorkspaceShape& shape,
                  const Workspace& work, std::uint16_t* keys, std::uint16_t* values, std::int64_t kv_blocks,

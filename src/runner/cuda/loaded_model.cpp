@@ -1,10 +1,10 @@
 #include "runner/cuda/loaded_model.h"
 
 #include <algorithm>
-#include <chrono>
 
 #include "base/error.h"
 #include "base/thread_pool.h"
+#include "base/timing.h"
 #include "model/rope.h"
 #include "runner/cuda/check.h"
 #include "runner/cuda/device.h"
@@ -12,10 +12,6 @@
 
 namespace glyd::runner {
 namespace {
-
-using Clock = std::chrono::steady_clock;
-
-double seconds_since(Clock::time_point start) { return std::chrono::duration<double>(Clock::now() - start).count(); }
 
 // The format that the weights will have. Throws Error(Usage) where the options exclude each other.
 WeightFormat format_of(const Origin& origin, const Options& options) {

@@ -5,6 +5,7 @@
 #include <string>
 
 #include "base/error.h"
+#include "base/sizes.h"
 
 namespace glyd::runner {
 namespace {
@@ -12,7 +13,6 @@ namespace {
 constexpr double kUsualShare = 0.92;
 constexpr std::int64_t kMaxTokens = std::numeric_limits<std::int32_t>::max() - kBlockSize;  // slots are int32
 
-std::uint64_t size(std::int64_t n) { return static_cast<std::uint64_t>(n); }
 std::int64_t blocks_for(std::int64_t tokens) { return (tokens + kBlockSize - 1) / kBlockSize; }
 
 std::string gigabytes(std::uint64_t bytes) { return fmt::format("{:.2f} GB", static_cast<double>(bytes) * 1e-9); }

@@ -1,9 +1,9 @@
 #include "runner/cuda/profile.h"
 
 #include <algorithm>
-#include <chrono>
 #include <limits>
 
+#include "base/timing.h"
 #include "runner/cuda/check.h"
 #include "runner/cuda/decode_graphs.h"
 
@@ -35,14 +35,13 @@ Graph capture_without(Forward& forward, Part part, int tokens, cudaStream_t stre
 // The least time of each of two graphs, replayed by turns: the chip's clock moves.
 std::pair<double, double> least_seconds(const Graph& a, const Graph& b, cudaStream_t stream,
                                         const std::function<void()>& wait) {
-  using Clock = std::chrono::steady_clock;
   std::pair<double, double> least{std::numeric_limits<double>::max(), std::numeric_limits<double>::max()};
   for (int i = 0; i < 2 * kReplays; ++i) {
     const auto start = Clock::now();
     (i % 2 == 0 ? a : b).launch(stream);
     wait();
     double& seconds = i % 2 == 0 ? least.first : least.second;
-    seconds = std::min(seconds, std::chrono::duration<double>(Clock::now() - start).count());
+    seconds = std::min(seconds, seconds_since(start));
   }
   return least;
 }

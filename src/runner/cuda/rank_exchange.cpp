@@ -4,13 +4,11 @@
 #include <limits>
 #include <thread>
 
+#include "base/sizes.h"
 #include "runner/cuda/check.h"
 
 namespace glyd::runner {
 namespace {
-
-std::uint64_t size(std::int64_t n) { return static_cast<std::uint64_t>(n); }
-std::int64_t round_up(std::int64_t n, std::int64_t to) { return (n + to - 1) / to * to; }
 
 // Tokens of a prompt that are summed at a time: each rank has room for all ranks' sums, twice.
 std::int64_t piece_tokens(const ExchangeShape& shape, int ranks) {

@@ -1,10 +1,11 @@
 #include "runner/cuda/weight_source.h"
 
 #include <algorithm>
-#include <chrono>
 #include <optional>
 #include <string>
 
+#include "base/sizes.h"
+#include "base/timing.h"
 #include "cuda/packing/packing.h"
 #include "runner/cuda/check.h"
 #include "runner/cuda/device_memory.h"
@@ -12,18 +13,14 @@
 namespace glyd::runner {
 namespace {
 
-using Clock = std::chrono::steady_clock;
-
 constexpr std::uint64_t kStaging = 64 << 20;  // of each of two pinned buffers
 constexpr float kSigma = 0.02f;               // of random weights
-
-std::uint64_t size(std::int64_t n) { return static_cast<std::uint64_t>(n); }
 
 template <class Body>
 void timed(double& seconds, const Body& body) {
   const auto start = Clock::now();
   body();
-  seconds += std::chrono::duration<double>(Clock::now() - start).count();
+  seconds += seconds_since(start);
 }
 
 class CheckpointSource : public WeightSource {

@@ -1,10 +1,11 @@
 #include "runner/cuda/weights.h"
 
 #include <algorithm>
-#include <chrono>
 #include <string>
 
 #include "base/log.h"
+#include "base/sizes.h"
+#include "base/timing.h"
 #include "cuda/packing/packing.h"
 #include "runner/cuda/check.h"
 #include "runner/cuda/device_memory.h"
@@ -12,11 +13,6 @@
 
 namespace glyd::runner {
 namespace {
-
-using Clock = std::chrono::steady_clock;
-
-std::uint64_t round_up(std::uint64_t n, std::uint64_t to) { return (n + to - 1) / to * to; }
-std::uint64_t size(std::int64_t n) { return static_cast<std::uint64_t>(n); }
 
 std::int64_t plain_stride(std::int64_t cols) {
   return static_cast<std::int64_t>(round_up(size(cols), codec::kGroupCols));
@@ -106,7 +102,7 @@ class Loader {
   void timed(const Body& body) {
     const auto start = Clock::now();
     body();
-    pack_seconds += std::chrono::duration<double>(Clock::now() - start).count();
+    pack_seconds += seconds_since(start);
   }
 
   // `multiplied`: by the product kernels. (An embedding that is not the head is only looked up.)

@@ -3,15 +3,13 @@
 #include <algorithm>
 #include <type_traits>
 
+#include "base/sizes.h"
 #include "cuda/pointwise/pointwise.h"
 #include "cuda/products/products.h"
 #include "model/weights.h"
 
 namespace glyd::runner {
 namespace {
-
-std::uint64_t size(std::int64_t n) { return static_cast<std::uint64_t>(n); }
-std::int64_t round_up(std::int64_t n, std::int64_t to) { return (n + to - 1) / to * to; }
 
 std::int64_t widest_input(const model::Config& c) {
   return std::max({c.hidden_size, std::int64_t{c.heads} * c.head_dim, c.intermediate_size});

@@ -1,0 +1,15 @@
+#pragma once
+// Arithmetic of sizes. Shapes are signed numbers; bytes of memory and of files are not.
+
+#include <cstdint>
+
+namespace glyd {
+
+// What a shape says, for a product that makes bytes. `n` is not negative.
+constexpr std::uint64_t size(std::int64_t n) { return static_cast<std::uint64_t>(n); }
+
+// The next multiple of `to` that is not below n.
+constexpr std::int64_t round_up(std::int64_t n, std::int64_t to) { return (n + to - 1) / to * to; }
+constexpr std::uint64_t round_up(std::uint64_t n, std::uint64_t to) { return (n + to - 1) / to * to; }
+
+}  // namespace glyd

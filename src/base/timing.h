@@ -1,0 +1,14 @@
+#pragma once
+// How long something took.
+
+#include <chrono>
+
+namespace glyd {
+
+using Clock = std::chrono::steady_clock;
+
+inline double seconds_since(Clock::time_point start) {
+  return std::chrono::duration<double>(Clock::now() - start).count();
+}
+
+}  // namespace glyd
