@@ -1,6 +1,8 @@
 #pragma once
 // The filters, tests, methods and functions that templates may use.
 
+#include <algorithm>
+#include <iterator>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -49,6 +51,14 @@ struct FunctionDef {
   std::string_view name;
   Value (*apply)(Arguments& arguments);
 };
+
+// The entry of that name in a table that is in the order of names; null when there is none.
+template <class Table>
+auto look_up(const Table& table, std::string_view name) -> decltype(&table[0]) {
+  const auto at = std::lower_bound(std::begin(table), std::end(table), name,
+                                   [](const auto& entry, std::string_view n) { return entry.name < n; });
+  return at != std::end(table) && at->name == name ? at : nullptr;
+}
 
 // Null when there is none of that name.
 const FilterDef* find_filter(std::string_view name);

@@ -175,10 +175,6 @@ Value str_replace(Context& context, const Str& s, Arguments& arguments) {
   return out.take();
 }
 
-const StrMethod* find_str_method(std::string_view name) {
-  const auto* at =
-      std::find_if(std::begin(kMethods), std::end(kMethods), [&](const auto& m) { return m.name == name; });
-  return at == std::end(kMethods) ? nullptr : at;
-}
+const StrMethod* find_str_method(std::string_view name) { return look_up(kMethods, name); }
 
 }  // namespace glyd::text::jinja

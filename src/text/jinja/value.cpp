@@ -172,6 +172,12 @@ ListPtr elements(Context& context, const Value& value) {
   return std::get<ListPtr>(make_list(context, std::move(items)).v);
 }
 
+Value pairs(Context& context, const Dict& dict, bool generator) {
+  std::vector<Value> out;
+  for (const auto& [key, item] : dict.items) out.push_back(make_list(context, {Value(key), item}));
+  return make_list(context, std::move(out), generator);
+}
+
 // --- Python's idea of values -----------------------------------------------------------------------------------------
 
 std::string_view type_name(const Value& value) {

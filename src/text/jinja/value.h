@@ -178,6 +178,8 @@ StrPtr to_str(Context& context, const Value& value);
 
 // The elements that a loop sees: of a list, the keys of a mapping, the characters of a string, none of undefined.
 ListPtr elements(Context& context, const Value& value);
+// The entries of a mapping, lists of a key and a value.
+Value pairs(Context& context, const Dict& dict, bool generator);
 
 // Numbers as Python computes with them: a boolean is 0 or 1.
 bool is_number(const Value& value);
