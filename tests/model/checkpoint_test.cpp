@@ -12,30 +12,12 @@ using namespace glyd;
 using Catch::Matchers::Contains;
 using io::Json;
 using model::Checkpoint;
+using test::formula_tensors;
+using test::named;
 using test::RawTensor;
 using test::TempDir;
 
 namespace {
-
-// The formula model's tensors, in file order, to be changed before they are written.
-std::vector<RawTensor> formula_tensors(const Json& config) {
-  const TempDir dir;
-  test::write_formula_model(dir.path(), config);
-  const auto file = io::Safetensors::open(dir.path() / "model.safetensors");
-  std::vector<RawTensor> tensors;
-  for (const io::Tensor& t : file.tensors()) {
-    std::string data(t.end - t.begin, '\0');
-    file.read(t, 0, std::as_writable_bytes(std::span(data.data(), data.size())));
-    tensors.push_back({t.name, io::dtype_name(t.dtype), t.shape, data});
-  }
-  return tensors;
-}
-
-RawTensor& named(std::vector<RawTensor>& tensors, const std::string& name) {
-  for (RawTensor& t : tensors)
-    if (t.name == name) return t;
-  throw std::runtime_error("no tensor " + name);
-}
 
 void remove(std::vector<RawTensor>& tensors, const std::string& name) {
   std::erase_if(tensors, [&](const RawTensor& t) { return t.name == name; });

@@ -21,6 +21,8 @@ using codec::Manifest;
 using io::Json;
 using model::Checkpoint;
 using test::error_of;
+using test::formula_tensors;
+using test::named;
 using test::RawTensor;
 using test::TempDir;
 namespace fs = std::filesystem;
@@ -32,26 +34,6 @@ Json config_of(const std::string& family, const Json& changes = Json::object()) 
   Json all = {{"vocab_size", 300}, {"hidden_size", 64}, {"intermediate_size", 96}, {"head_dim", 16}};
   all.update(changes);
   return test::tiny_config(family, all);
-}
-
-std::vector<RawTensor> formula_tensors(const Json& config) {
-  const TempDir dir;
-  test::write_formula_model(dir.path(), config);
-  const auto file = io::Safetensors::open(dir.path() / "model.safetensors");
-  std::vector<RawTensor> tensors;
-  for (const io::Tensor& t : file.tensors()) {
-    std::string data(t.end - t.begin, '\0');
-    file.read(t, 0, std::as_writable_bytes(std::span(data.data(), data.size())));
-    tensors.push_back({t.name, io::dtype_name(t.dtype), t.shape, data});
-  }
-  return tensors;
-}
-
-RawTensor& named(std::vector<RawTensor>& tensors, const std::string& name) {
-  for (RawTensor& t : tensors) {
-    if (t.name == name) return t;
-  }
-  throw std::runtime_error("no tensor " + name);
 }
 
 // bf16 to F32 (exact) or F16 of other values: what matters is that they are no bf16.

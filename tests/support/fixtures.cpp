@@ -164,9 +164,8 @@ std::string formula_tensor(const std::string& name, std::uint64_t count) {
   return bytes;
 }
 
-void write_formula_model(const std::filesystem::path& dir, const io::Json& config) {
-  const std::string text = config.dump(2);
-  const model::ModelSpec spec = model::model_spec(model::parse_config(text, "config.json of a test"));
+std::vector<RawTensor> formula_tensors(const io::Json& config) {
+  const model::ModelSpec spec = model::model_spec(model::parse_config(config.dump(), "config.json of a test"));
   std::vector<RawTensor> tensors;
   for (const model::MatrixSpec* matrix : model::all_matrices(spec)) {
     for (const model::Member& member : matrix->members) {
@@ -181,8 +180,19 @@ void write_formula_model(const std::filesystem::path& dir, const io::Json& confi
       tensors.push_back({member.tensor, "BF16", {member.rows}, formula_tensor(member.tensor, member.rows)});
     }
   }
-  write_file(dir / "config.json", text);
-  write_file(dir / "model.safetensors", safetensors_bytes(tensors));
+  return tensors;
+}
+
+RawTensor& named(std::vector<RawTensor>& tensors, const std::string& name) {
+  for (RawTensor& tensor : tensors) {
+    if (tensor.name == name) return tensor;
+  }
+  throw std::runtime_error("no tensor " + name);
+}
+
+void write_formula_model(const std::filesystem::path& dir, const io::Json& config) {
+  write_file(dir / "config.json", config.dump(2));
+  write_file(dir / "model.safetensors", safetensors_bytes(formula_tensors(config)));
 }
 
 std::string tiny_tokenizer_json() {

@@ -54,12 +54,15 @@ std::string safetensors_bytes(const std::vector<RawTensor>& tensors);
 // nq 4, nkv 2, d 4, I 24, V 32, eps 1e-6, theta 1e4, untied. `changes` is merged into it.
 io::Json tiny_config(const std::string& model_type, const io::Json& changes = io::Json::object());
 
-// Writes config.json and model.safetensors (BF16) into `dir`, weights from the specification's formula (section 19:
-// FNV-1a of the name, a mix of the index), so that golden outputs apply.
+// Weights from the specification's formula (section 19: FNV-1a of the name, a mix of the index), for which golden
+// outputs apply: the tensor `name` with `count` elements, as bf16 bytes; all tensors of a model (BF16), to be changed
+// before they are written; and a model directory, config.json and model.safetensors.
+std::string formula_tensor(const std::string& name, std::uint64_t count);
+std::vector<RawTensor> formula_tensors(const io::Json& config);
 void write_formula_model(const std::filesystem::path& dir, const io::Json& config);
 
-// The formula's tensor for `name` with `count` elements, as bf16 bytes.
-std::string formula_tensor(const std::string& name, std::uint64_t count);
+// The one of that name, which has to be there.
+RawTensor& named(std::vector<RawTensor>& tensors, const std::string& name);
 
 // A minimal tokenizer.json: the 256 byte symbols in the published order, a few merges, <|endoftext|>, <|im_start|>,
 // <|im_end|>.

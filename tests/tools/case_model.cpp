@@ -9,8 +9,6 @@
 #include <stdexcept>
 
 #include "base/bf16.h"
-#include "model/config.h"
-#include "model/weights.h"
 #include "support/fixtures.h"
 
 namespace glyd::test {
@@ -51,22 +49,6 @@ std::uint64_t elements(const std::vector<std::uint64_t>& shape) {
   std::uint64_t n = 1;
   for (const std::uint64_t dim : shape) n *= dim;
   return n;
-}
-
-// The tensors of a config, weights by the specification's formula.
-std::vector<RawTensor> formula_tensors(const Json& config) {
-  const model::ModelSpec spec = model::model_spec(model::parse_config(config.dump(), "config.json of a case"));
-  std::vector<RawTensor> tensors;
-  const auto add = [&](const std::string& name, const std::vector<std::uint64_t>& shape) {
-    tensors.push_back({name, "BF16", shape, formula_tensor(name, elements(shape))});
-  };
-  for (const model::MatrixSpec* m : model::all_matrices(spec)) {
-    for (const model::Member& member : m->members) add(member.tensor, {member.rows, m->cols});
-  }
-  for (const model::VectorSpec* v : model::all_vectors(spec)) {
-    for (const model::Member& member : v->members) add(member.tensor, {member.rows});
-  }
-  return tensors;
 }
 
 // The bytes of bf16 values in another type. The formula's values are multiples of 1/512 below 2: exact in F16 and F32.
