@@ -7,7 +7,7 @@
 //                 [--seconds 3] [-o json]
 //
 // "layer" is the four products in their order, in one graph. --seconds: the layer's graph without a pause for as long,
-// which is when a chip's power limits its clock.
+// which is when a chip's power limits its clock; with clock, power and energy a layer.
 
 #include <cuda_runtime_api.h>
 
@@ -23,6 +23,7 @@
 
 #include "base/error.h"
 #include "base/text.h"
+#include "bench/kernels/sustained.h"
 #include "bench/kernels/timing.h"
 #include "cuda/packing/packing.h"
 #include "cuda/products/products.h"
@@ -123,45 +124,6 @@ std::array<bench::Times, 3> time_kinds(Device& device, int repeats, int launches
   return {times[kPacked], times[kPlain], times[kCublas]};
 }
 
-// "1755 MHz, 612 W" while work is under way; empty where nvidia-smi does not say.
-std::string clock_and_power() {
-  std::FILE* pipe = popen("nvidia-smi -i 0 --query-gpu=clocks.sm,power.draw --format=csv,noheader 2>/dev/null", "r");
-  if (pipe == nullptr) return {};
-  std::array<char, 128> line{};
-  const bool read = std::fgets(line.data(), line.size(), pipe) != nullptr;
-  pclose(pipe);
-  std::string text = read ? line.data() : "";
-  while (!text.empty() && text.back() == '\n') text.pop_back();
-  return text;
-}
-
-struct Sustained {
-  double microseconds = 0;
-  std::string clock;
-};
-Sustained run_for(Device& device, double seconds, int launches, const std::function<void()>& capture) {
-  using Clock = std::chrono::steady_clock;
-  const runner::Graph graph(device.stream.get(), capture);
-  const auto run = [&](double duration) {
-    const auto start = Clock::now();
-    std::int64_t replays = 0;
-    double elapsed = 0;
-    while (elapsed < duration) {
-      for (int i = 0; i < 32; ++i) graph.launch(device.stream.get());
-      check(cudaStreamSynchronize(device.stream.get()), "a product");
-      replays += 32;
-      elapsed = std::chrono::duration<double>(Clock::now() - start).count();
-    }
-    return elapsed * 1e6 / static_cast<double>(replays * launches);
-  };
-  run(seconds / 2);  // until the clock has settled
-  for (int i = 0; i < 32; ++i) graph.launch(device.stream.get());
-  Sustained result;
-  result.clock = clock_and_power();
-  result.microseconds = run(seconds / 2);
-  return result;
-}
-
 io::Json report(const Options& options, const Device& device, const std::string& name, int tokens,
                 const std::array<bench::Times, 3>& times, const std::function<std::uint64_t(Kind)>& bytes,
                 double bits) {
@@ -234,11 +196,13 @@ io::Json measure(const Options& options, const std::string& path, Device& device
                           bits(layer_bytes(kPacked), static_cast<std::int64_t>(layer_bytes(kPlain)) / 2));
     for (const Kind kind : {kPacked, kPlain, kCublas}) {
       if (options.seconds <= 0) break;
-      const Sustained s = run_for(device, options.seconds, kLayers, [&] { layers(kind); });
+      bench::Sustained s = bench::run_without_pause(device.stream.get(), options.seconds, [&] { layers(kind); });
+      s.microseconds /= kLayers;
       row[kKinds[kind]]["sustained_us"] = s.microseconds;
-      row[kKinds[kind]]["sustained_clock"] = s.clock;
+      if (s.clock) row[kKinds[kind]]["sustained_mhz"] = *s.clock;
+      if (s.watts) row[kKinds[kind]]["sustained_watts"] = *s.watts;
       if (!options.json)
-        fmt::print("  {} s of {}: {:.1f} us a layer, {}\n", options.seconds, kKinds[kind], s.microseconds, s.clock);
+        fmt::print("  {} s of {}: {:.1f} us a layer{}\n", options.seconds, kKinds[kind], s.microseconds, s.text());
     }
     rows.push_back(row);
   }
