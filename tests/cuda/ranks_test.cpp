@@ -136,6 +136,44 @@ TEST_CASE("ranks on a GPU give what the CPU gives", "[cuda][gpu][ranks]") {
   }
 }
 
+// On two GPUs where there are two. The logits within 2 % of their range, and the greedy ids where they are clear.
+TEST_CASE("ranks give the recorded prompts' logits and ids", "[cuda][gpu][ranks]") {
+  GLYD_NEEDS_GPU();
+  constexpr double kMargin = 0.1;
+  for (const std::string& model : kShippedModels) {
+    for (const WeightFormat weights : {WeightFormat::Bf16, WeightFormat::Packed}) {
+      GpuSetup setup = with_ranks({2, 1}, weights);
+      if (has_two_gpus()) setup.device = "cuda";
+      const auto ranks = load_gpu(shipped_model(model), setup);
+      const io::Json prompts = recorded(model)["prompts"];
+      REQUIRE(prompts.size() >= 10);
+      int compared = 0;
+      for (const io::Json& prompt : prompts) {
+        INFO(model << ", " << prompt["name"] << (weights == WeightFormat::Packed ? ", packed" : ""));
+        Ids ids = prompt["ids"];
+        const auto length = static_cast<std::int32_t>(ids.size());
+        const Ids greedy = prompt["greedy_ids"];
+        ids.insert(ids.end(), greedy.begin(), greedy.end() - 1);
+        Rows rows = run_and_decode(*ranks, ids, length);
+        REQUIRE(rows.size() == ids.size());
+        rows.erase(rows.begin(), rows.begin() + length - 1);
+        const auto [low, high] = std::minmax_element(rows[0].begin(), rows[0].end());
+        for (const io::Json& entry : prompt["top5_fp32"]) {
+          const double logit = static_cast<double>(rows[0].at(entry[0].get<std::size_t>()));
+          CHECK(std::abs(logit - entry[1].get<double>()) < 0.02 * static_cast<double>(*high - *low));
+        }
+        for (std::size_t i = 0; i < greedy.size(); ++i) {
+          if (prompt["greedy_margins"][i].get<double>() <= kMargin) continue;
+          const auto largest = std::max_element(rows[i].begin(), rows[i].end());
+          CHECK(largest - rows[i].begin() == greedy[i]);
+          ++compared;
+        }
+      }
+      CHECK(compared > 400);
+    }
+  }
+}
+
 TEST_CASE("packed weights over ranks give what plain ones give, to the bit", "[cuda][gpu][ranks]") {
   GLYD_NEEDS_GPU();
   for (const std::string& model : kShippedModels) {
