@@ -2,11 +2,11 @@
 // The product kernel for sm_90a. One body for packed and plain weights, and for both tensor core instructions, since on
 // this chip mma.sync and wgmma accumulate to the same bits as long as the k16 steps come in the same order.
 //
-// What binds it, up to 16 columns, is everything at once: of a layer's largest matrix the chip reads 86 % of its read
-// bandwidth, while its shared memory is busy 70 to 75 % of the clocks (table 8 wavefronts for 512 weights, refills 10,
-// activations 4 for 8 columns, weights 4), the integer pipe 62 %, the issue slots 57 %. Under load without a pause
-// there is a harder bound: at 700 W the clock falls from 1980 to 1680 MHz, and what counts is energy a weight.
-// docs/kernels.md has the budget, and what was tried.
+// What binds it, up to 16 columns, is nearly the memory: of a layer's largest matrix the chip reads 92 % of its read
+// bandwidth, while its shared memory is busy 60 to 70 % of the clocks (table 8 wavefronts for 512 weights, windows 7,
+// activations 4 for 8 columns, weights 4), the integer pipe 60 %, the issue slots 58 %. Under load without a pause
+// there is a harder bound: at 700 W the clock falls from 1980 to 1450 MHz, and what counts is energy a weight, of which
+// five sixths are spent on moving it. docs/kernels.md has the budget, and what was tried.
 //
 // - One thread block a multiprocessor, for the whole launch, with a run of steps of height * 64 rows x 256 columns.
 // - A producer warp fetches, for each step, the blocks of exponent streams and the step's activations by bulk copies
