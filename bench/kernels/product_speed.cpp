@@ -85,7 +85,7 @@ Matrix make_matrix(const std::string& name, std::int64_t rows, std::int64_t cols
   runner::Packer packer(scratch.get(), scratch_bytes);
   std::optional<runner::ResidentBytes> sizes;
   for (std::uint64_t i = 0; i < copies; ++i) {
-    auto* data = static_cast<std::uint16_t*>(m.memory.emplace_back(plain_bytes).get());
+    auto* data = static_cast<std::uint16_t*>(m.memory.emplace_back(plain_bytes + cuda::kPlainReadAhead).get());
     check(cuda::random_weights(1, 0.02f, {0, rows, 0, cols, cols}, data, stride, stream), "making weights");
     if (!sizes) sizes = packer.prepare_from_bf16(data, rows, cols, stride, stream);
     if (!sizes) fail(Code::Runtime, "{} does not shrink", name);

@@ -79,7 +79,7 @@ __device__ void look_up_items(const DecodeArguments& a, const int* first_split, 
 }
 
 __device__ __forceinline__ uint4 load_or_zero(const std::uint16_t* from, bool real) {
-  return real ? load_written_once_16(from) : uint4{0, 0, 0, 0};
+  return real ? load_streaming_coherent_16(from) : uint4{0, 0, 0, 0};
 }
 
 __device__ __forceinline__ std::uint32_t word(const uint4& v, int i) {

@@ -57,8 +57,8 @@ __device__ __forceinline__ uint4 load_streaming_16(const void* p) {
                : "l"(p), "l"(read_once()));
   return v;
 }
-// The same of what the kernel before may have written.
-__device__ __forceinline__ uint4 load_written_once_16(const void* p) {
+// The same of what a kernel before may have written.
+__device__ __forceinline__ uint4 load_streaming_coherent_16(const void* p) {
   uint4 v;
   asm volatile("ld.global.cg.L2::cache_hint.v4.u32 {%0, %1, %2, %3}, [%4], %5;"
                : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)

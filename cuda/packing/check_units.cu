@@ -155,7 +155,7 @@ __global__ void __launch_bounds__(kWarps * 32)
   const auto* const unit =
       reinterpret_cast<const std::uint32_t*>(source.streams + source.tile_offsets[tile]) + unit_offsets[index];
   const SharedTable<1> decode_table(shared, 0);
-  codec::UnitHeader header = codec::decode_unit_header(headers[index]);
+  const codec::UnitHeader header = codec::decode_unit_header(headers[index]);
   const Problem problem = check_unit(source, decode_table, memory[warp], tile, block, unit, header, lane);
   if (problem != Problem::None) {
     if (lane == 0) report(summary, index, problem);

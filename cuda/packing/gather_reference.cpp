@@ -15,7 +15,8 @@ std::uint32_t word_at(const std::uint8_t* p) {
   return w;
 }
 
-// A unit's leaps, as sets of lanes: [group][0: row g, 1: row g + 8]. Bits around the unit's read as zeros.
+// Where leaps are follows from LeapFinder here too: that it is right is for the tests of the products to show, which
+// use them. A unit's leaps, as sets of lanes: [group][0: row g, 1: row g + 8]. Bits around the unit's read as zeros.
 std::vector<std::array<std::uint32_t, 2>> find_leaps(const std::vector<std::uint32_t>& table,
                                                      const codec::UnitHeader& h, const std::uint8_t* unit,
                                                      std::uint32_t groups) {

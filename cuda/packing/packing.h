@@ -112,7 +112,8 @@ struct PackedSource {
 cudaError_t find_units(const PackedSource& source, std::uint32_t* headers, std::uint32_t* unit_offsets,
                        PackSummary* summary, cudaStream_t stream);
 
-// Decodes every unit and checks all that codec::UnitDecoder does. `table`: [kTableEntries].
+// Decodes every unit and checks all that codec::UnitDecoder does, and adds its leaps to its header word. `table`:
+// [kTableEntries].
 cudaError_t check_units(const PackedSource& source, std::uint32_t* headers, const std::uint32_t* unit_offsets,
                         const std::uint32_t* table, PackSummary* summary, cudaStream_t stream);
 

@@ -1,7 +1,7 @@
 #pragma once
 // The one layout in which packed weights lie in GPU memory, for every number of columns and every kernel. It holds what
-// the file's units hold (docs/format.md), gathered into blocks of 64 rows x 256 columns: four row tiles, what a warp
-// group takes, with one place in memory and one bulk copy a block.
+// the file's units hold (docs/format.md), and leaps, gathered into blocks of 64 rows x 256 columns: four row tiles,
+// what a warp group takes, with one place in memory and one bulk copy a block.
 //
 //   sign_mantissa  [group of 64 rows][group of 32 columns][tile 0..3][32 lanes][4 words], each word woven (weave())
 //   streams        blocks one after another in the order (group of 64 rows, column block), each 16-byte aligned:
@@ -25,6 +25,8 @@ inline constexpr std::uint32_t kGroupTiles = 4;
 inline constexpr std::uint32_t kGroupRows = kGroupTiles * codec::kTileRows;  // 64
 inline constexpr std::uint32_t kBlockHeaderBytes = 4 * kGroupTiles;
 inline constexpr std::uint32_t kResidentPad = 12;  // bytes a decoder may read behind a unit's bits, and before them
+// Bytes behind sign_mantissa that kernels may read and do not use: they ask for four groups of a block that has one.
+inline constexpr std::uint32_t kReadAhead = 3 * kGroupTiles * codec::kGroupBytes;
 inline constexpr std::uint32_t kTableEntries = 1u << codec::kCodeBits;
 
 // What a block's head says of a tile. Bit 0: `wide`, 1: whether there are exceptions or leaps, 2-16: where the lane

@@ -7,7 +7,9 @@
 
 namespace glyd::cuda {
 
-// A unit's header word for the steps to come: its leaps count as exceptions, but not in the size of the file.
+// A unit's header word for the steps to come: its leaps count as exceptions, but not in the size of the file. A weight
+// can be an exception, and each of a unit's streams has at most one leap a group: the header's 13 bits hold them all.
+static_assert(codec::kTileRows * codec::kBlockCols + 2 * codec::kLanes * codec::kBlockGroups < 1u << 13);
 __device__ __forceinline__ void add_leaps(std::uint32_t* headers, std::uint64_t unit, codec::UnitHeader header,
                                           std::uint32_t leaps, PackSummary* summary, std::uint32_t lane) {
   if (lane != 0) return;

@@ -88,10 +88,10 @@ __global__ void __launch_bounds__(kMaxGenericGroups<kColumns> * 128, 1)
         if (u >= from && u < to) {
           const std::int64_t group = p.first_group(row) + place;
           const std::uint32_t* offset = args.weights.block_offsets + group * blocks + u % blocks;
-          const std::uint8_t* from = args.weights.streams + static_cast<std::int64_t>(offset[0]) * 16;
-          const std::uint32_t to = buffers + ((u - begin) & 1) * args.slot_bytes;
+          const std::uint8_t* source = args.weights.streams + static_cast<std::int64_t>(offset[0]) * 16;
+          const std::uint32_t slot = buffers + ((u - begin) & 1) * args.slot_bytes;
           const int pieces = static_cast<int>(offset[1] - offset[0]);
-          for (int i = threadIdx.x & 127; i < pieces; i += 128) copy_streaming_16(to + i * 16, from + i * 16);
+          for (int i = threadIdx.x & 127; i < pieces; i += 128) copy_streaming_16(slot + i * 16, source + i * 16);
         }
         copies_commit();
       }

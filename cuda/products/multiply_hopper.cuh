@@ -8,7 +8,8 @@
 // there is a harder bound: at 700 W the clock falls from 1980 to 1450 MHz, and what counts is energy a weight, of which
 // five sixths are spent on moving it. docs/kernels.md has the budget, and what was tried.
 //
-// - One thread block a multiprocessor, for the whole launch, with a run of steps of height * 64 rows x 256 columns.
+// - One thread block a multiprocessor, for the whole launch, with a run of blocks of 64 rows x 256 columns, in steps of
+//   up to 5 of them side by side.
 // - A producer warp fetches, for each step, the blocks of exponent streams and the step's activations by bulk copies
 //   into a ring of stages (full and empty barriers). The weights' copies start before the previous kernel has ended.
 // - Each warp group of 4 warps owns 64 rows, a warp 16. Sign+mantissa bytes (or plain weights) are under way for up to

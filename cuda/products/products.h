@@ -16,7 +16,9 @@ namespace glyd::cuda {
 
 inline constexpr int kMaxColumns = 128;  // tokens of one launch
 
-// Rows of bf16 weights: [rows][stride], stride a multiple of 32, columns from cols to stride zero.
+// Rows of bf16 weights: [rows][stride], stride a multiple of 32, columns from cols to stride zero. kPlainReadAhead
+// bytes behind the last row may be read and are not used.
+inline constexpr int kPlainReadAhead = 64;
 struct PlainMatrix {
   const std::uint16_t* data = nullptr;
   std::int64_t rows = 0, cols = 0, stride = 0;
@@ -29,7 +31,7 @@ struct PlainMatrix {
 // those before the next cut. Where a run ends inside a row, the row's sum is cut. The same for every number of columns
 // and for packed and plain weights: the cuts decide the bits of the result.
 struct Partition {
-  static constexpr int kMaxCtas = 256;
+  static constexpr int kMaxCtas = 255;  // a row may have as many pieces, and they are counted in bytes
 
   std::int64_t rows = 0, cols = 0;
   int height = 1;  // row groups of the highest step row
@@ -53,8 +55,8 @@ struct Partition {
     return step_row * height - (step_row > high ? step_row - high : 0);
   }
   constexpr int groups_of(int step_row) const { return height - (step_row >= steps_down - low_rows() ? 1 : 0); }
-  // A thread block's steps: all of them (by arithmetic, which a kernel does once for all threads), and those with work
-  // for the row group that has a place in each step row.
+  // A thread block's steps: all of them (without a branch, so that a kernel computes it once for all threads), and
+  // those with work for the row group that has a place in each step row.
   constexpr int end(int cta) const { return first[cta + 1] + (place[cta + 1] + 255) / 256; }
   constexpr int begin_at(int cta, int at) const { return first[cta] + (at < place[cta] ? 1 : 0); }
   constexpr int end_at(int cta, int at) const {

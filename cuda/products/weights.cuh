@@ -176,6 +176,7 @@ struct RegisterQueue {
   static constexpr int kBatch = kAhead / 2, kStepsAt = static_cast<int>(codec::kBlockGroups) - kBatch;
   typename Walk::Raw raw[kAhead];
 
+  // Of a block that has fewer groups, what lies behind them is read too (kReadAhead, kPlainReadAhead).
   __device__ __forceinline__ void fill(const Walk& walk) {
 #pragma unroll
     for (int i = 0; i < kBatch; ++i) raw[i] = walk.load(i);
@@ -188,7 +189,7 @@ struct RegisterQueue {
     for (int i = g + kBatch; i < g + 2 * kBatch; ++i)
       if (i < kGroups || more) raw[i % kAhead] = walk.load(i % kGroups);
   }
-  // In a block of fewer groups, of which only the first has been asked for.
+  // In a block of fewer groups: of what has been asked for, only the first is used.
   __device__ __forceinline__ typename Walk::Raw take_slowly(int g, int count, const Walk& walk) {
     const typename Walk::Raw out = raw[0];
     if (g + 1 < count) raw[0] = walk.load(g + 1);

@@ -326,8 +326,7 @@ void check_embedding(const Resident& r, PlainOnDevice& plain, const UnitGrid& gr
 }
 
 // Everything that can be asked of one matrix.
-// `many_leaps`: more than one a unit, for which the bound in advance has no room.
-void check_matrix(const UnitGrid& grid, const Weights& weights, bool many_leaps = false) {
+void check_matrix(const UnitGrid& grid, const Weights& weights) {
   INFO(grid.rows << " x " << grid.cols);
   PlainOnDevice plain(grid, weights);
   const std::optional<Bytes> file = pack_on_cpu(grid, weights, kPackAny);
@@ -348,7 +347,7 @@ void check_matrix(const UnitGrid& grid, const Weights& weights, bool many_leaps 
   CHECK(gathered->matrix.max_block_bytes == packed->matrix.max_block_bytes);
 
   const auto rows = static_cast<std::int64_t>(grid.rows), cols = static_cast<std::int64_t>(grid.cols);
-  if (!many_leaps) CHECK(packed->bytes.total <= runner::resident_bytes_upper_bound(rows, cols, file->size()));
+  CHECK(packed->bytes.total <= runner::resident_bytes_upper_bound(rows, cols, file->size()));
   check_unpacked(*packed, grid, weights, 0, rows, plain.stride());
   check_unpacked(*packed, grid, weights, 0, (rows + 1) / 2, plain.stride() + 88);
   if (rows > 64) check_unpacked(*packed, grid, weights, 64, rows - 64, plain.stride() + 8);
@@ -365,7 +364,7 @@ TEST_CASE("packing on the GPU gives the CPU's bytes, and its own weights back, a
   for (const std::uint64_t rows : {1, 15, 16, 17, 63, 64, 65, 100}) {
     for (const std::uint64_t cols : {1, 8, 31, 32, 33, 255, 256, 257, 1000}) {
       check_matrix({rows, cols}, gaussian(rows * cols, seed + rows));
-      check_matrix({rows, cols}, even_exponents(rows * cols, seed + rows), true);
+      check_matrix({rows, cols}, even_exponents(rows * cols, seed + rows));
       check_matrix({rows, cols}, heavy_tails(rows * cols, seed + cols));
     }
   }
@@ -397,14 +396,13 @@ TEST_CASE("pairs of exponents are counted on the GPU as on the CPU", "[cuda][gpu
 
 TEST_CASE("every bit pattern survives packing on the GPU", "[cuda][gpu][packing]") {
   GLYD_NEEDS_GPU();
-  constexpr bool kManyLeaps = true;  // exponents of any kind have long words
   Weights all(65536);
   for (std::uint32_t i = 0; i < all.size(); ++i) all[i].bits = static_cast<std::uint16_t>(i);
-  check_matrix({256, 256}, all, kManyLeaps);
+  check_matrix({256, 256}, all);
   std::shuffle(all.begin(), all.end(), std::mt19937_64(fresh_seed()));
-  check_matrix({64, 1024}, all, kManyLeaps);
+  check_matrix({64, 1024}, all);
   for (const UnitGrid grid : {UnitGrid{1, 1}, UnitGrid{17, 33}, UnitGrid{65, 257}})
-    check_matrix(grid, random_bits(grid.rows * grid.cols, fresh_seed()), kManyLeaps);
+    check_matrix(grid, random_bits(grid.rows * grid.cols, fresh_seed()));
 }
 
 TEST_CASE("matrices of one value pack on the GPU", "[cuda][gpu][packing]") {

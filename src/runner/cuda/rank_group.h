@@ -18,7 +18,8 @@ namespace glyd::runner {
 enum class Transport {
   PeerMemory,  // kernels write into the other GPUs' memory and wait for words in their own
   Nccl,        // NCCL carries them: for GPUs that cannot reach each other
-  SharedGpu,   // ranks on one GPU, for tests: as PeerMemory, but kernels cannot wait for each other, so events do
+  SharedGpu,   // ranks on one GPU, for tests: as PeerMemory, but kernels that wait for each other may not both run, so
+               // events do
 };
 
 // What a rank shows to the others, in its GPU's memory.

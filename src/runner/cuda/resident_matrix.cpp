@@ -1,5 +1,6 @@
 #include "runner/cuda/resident_matrix.h"
 
+#include <algorithm>
 #include <cmath>
 
 namespace glyd::runner {
@@ -31,13 +32,18 @@ ResidentBytes resident_bytes(std::int64_t rows, std::int64_t cols, std::uint64_t
   bytes.table = 4 * cuda::kTableEntries;
   bytes.total = align_section(bytes.sign_mantissa) + align_section(bytes.streams) + align_section(bytes.offsets) +
                 align_section(bytes.table);
+  bytes.total = std::max(bytes.total, align_section(bytes.sign_mantissa + cuda::kReadAhead));
   return bytes;
 }
 
 std::uint64_t resident_bytes_upper_bound(std::int64_t rows, std::int64_t cols, std::uint64_t packed_file_bytes) {
   const cuda::ResidentMatrix m = shape(rows, cols);
   const std::uint64_t other = codec::section_offsets(m.grid(), 0, 0).streams;  // without the code section
-  const std::uint64_t units = packed_file_bytes > other ? packed_file_bytes - other : 0;
+  std::uint64_t units = packed_file_bytes > other ? packed_file_bytes - other : 0;
+  // Exponents that take so many bits have long words, and these have leaps.
+  constexpr double kUsualBits = 11.5;  // a weight
+  if (8.0 * static_cast<double>(packed_file_bytes) > kUsualBits * static_cast<double>(rows) * static_cast<double>(cols))
+    units += units / 8;
   return resident_bytes(rows, cols,
                         units + kMostBlockOverhead * static_cast<std::uint64_t>(m.blocks()) + kMostMatrixOverhead)
       .total;

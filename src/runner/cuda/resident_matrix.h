@@ -19,8 +19,9 @@ struct ResidentBytes {
 
 ResidentBytes resident_bytes(std::int64_t rows, std::int64_t cols, std::uint64_t stream_bytes);
 
-// Before the units are known. From the bytes of the packed matrix in its file: at most 2 % too much, and too little
-// only where units have more than one leap on average (cuda/packing/resident.h), a hundred times a Gaussian's. From the
+// Before the units are known. From the bytes of the packed matrix in its file: at most 2 % too much, 5 % where it takes
+// over 11.5 bits a weight, and too little only where units have many more leaps (cuda/packing/resident.h) than weights
+// of such sizes have: more than one on average, a hundred times a Gaussian's, or an eighth of a stream. From the
 // shape alone: what a matrix takes whose weights are close to a Gaussian's.
 std::uint64_t resident_bytes_upper_bound(std::int64_t rows, std::int64_t cols, std::uint64_t packed_file_bytes);
 std::uint64_t resident_bytes_estimate(std::int64_t rows, std::int64_t cols);

@@ -18,7 +18,7 @@ std::int64_t plain_stride(std::int64_t cols) {
   return static_cast<std::int64_t>(round_up(size(cols), codec::kGroupCols));
 }
 std::uint64_t plain_bytes(const PartOf& m) {
-  return round_up(size(m.rows()) * size(plain_stride(m.cols())) * sizeof(std::uint16_t), 256);
+  return round_up(size(m.rows()) * size(plain_stride(m.cols())) * sizeof(std::uint16_t) + cuda::kPlainReadAhead, 256);
 }
 
 std::vector<PartOf> parts_of(const model::ModelSpec& spec, const model::Shard& shard) {
