@@ -220,4 +220,17 @@ std::vector<std::byte> reference_cut(std::span<const std::byte> packed, const st
   return part;
 }
 
+bool is_of_units(const codec::UnitGrid& grid, const std::vector<Range>& rows, Range cols) {
+  std::vector<std::uint64_t> taken;
+  for (const Range& range : rows) {
+    if (range.begin >= range.end || range.end > grid.rows) return false;
+    for (std::uint64_t r = range.begin; r < range.end; ++r) taken.push_back(r);
+  }
+  for (std::size_t i = 0; i < taken.size(); ++i)
+    if (i % 16 == 0 ? taken[i] % 16 != 0 : taken[i] != taken[i - 1] + 1) return false;
+  if (taken.empty() || (taken.size() % 16 != 0 && taken.back() + 1 != grid.rows)) return false;
+  return cols.begin < cols.end && cols.end <= grid.cols && cols.begin % 256 == 0 &&
+         (cols.end % 256 == 0 || cols.end == grid.cols);
+}
+
 }  // namespace glyd::test

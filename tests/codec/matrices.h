@@ -1,6 +1,6 @@
 #pragma once
-// Matrices for the codec's tests, and a second implementation of reading and cutting them: docs/format.md followed bit
-// by bit, without tables or speed.
+// Matrices for the tests of packed ones, and a second implementation of reading and cutting them: docs/format.md
+// followed bit by bit, without tables or speed.
 
 #include <cstddef>
 #include <cstdint>
@@ -39,5 +39,9 @@ Weights reference_unpack(std::span<const std::byte> packed);
 // as a packed one with copies of its units, none of which may be cut.
 Weights part_of(const codec::UnitGrid& grid, const Weights& weights, const std::vector<Range>& rows, Range cols);
 std::vector<std::byte> reference_cut(std::span<const std::byte> packed, const std::vector<Range>& rows, Range cols);
+
+// Whether these rows, one range after another and none of them empty, and columns are whole units of the matrix: 16
+// rows x 256 columns each but for its last ones.
+bool is_of_units(const codec::UnitGrid& grid, const std::vector<Range>& rows, Range cols);
 
 }  // namespace glyd::test

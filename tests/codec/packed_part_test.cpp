@@ -67,20 +67,12 @@ std::pair<std::vector<Range>, Range> random_cut(const UnitGrid& grid, std::mt199
   return {rows, random() % 3 == 0 ? Range{0, grid.cols} : range(grid.cols, kBlockCols)};
 }
 
-// Whether random_cut's ranges are whole units.
-bool is_of_units(const UnitGrid& grid, const std::vector<Range>& rows, Range cols) {
-  for (std::size_t i = 0; i < rows.size(); ++i) {
-    if (rows[i].begin % 16 != 0) return false;
-    if (rows[i].end % 16 != 0 && i + 1 < rows.size()) return false;  // else it is the matrix's end
-  }
-  return cols.begin % 256 == 0 && (cols.end % 256 == 0 || cols.end == grid.cols);
-}
+struct Cut {
+  std::vector<Range> rows;
+  Range cols;
+};
 
 TEST_CASE("parts hold the weights of their rows and columns", "[codec][packed_part]") {
-  struct Cut {
-    std::vector<Range> rows;
-    Range cols;
-  };
   const std::vector<Cut> cuts{
       {{{0, 75}}, {0, 600}},  // everything
       {{{0, 16}}, {0, 600}},
@@ -128,7 +120,7 @@ TEST_CASE("parts have copies of the whole matrix's units", "[codec][packed_part]
     const auto [part_rows, part_cols] = random_cut(grid, random);
     INFO(rows << " x " << cols << ", cut " << i);
     const auto part = stored.part(part_rows, part_cols);
-    REQUIRE(part.has_value() == is_of_units(grid, part_rows, part_cols));
+    REQUIRE(part.has_value() == test::is_of_units(grid, part_rows, part_cols));
     ++(part ? parts : left);
     if (!part) continue;
     const std::vector<std::byte> want = test::reference_cut(packed, part_rows, part_cols);
@@ -165,18 +157,26 @@ TEST_CASE("the part that is everything is the file's bytes", "[codec][packed_par
 }
 
 TEST_CASE("parts that cut a unit are nothing", "[codec][packed_part]") {
-  const Stored stored(packed_matrix({75, 600}, 1));
+  const UnitGrid grid{75, 600};
+  const Stored stored(packed_matrix(grid, 1));
   const Range all{0, 600};
-  CHECK_FALSE(stored.part({}, all));
-  CHECK_FALSE(stored.part({{16, 16}}, all));
-  CHECK_FALSE(stored.part({{8, 32}}, all));
-  CHECK_FALSE(stored.part({{0, 24}}, all));
-  CHECK_FALSE(stored.part({{64, 75}, {0, 16}}, all));  // rows would follow on a short tile
-  CHECK_FALSE(stored.part({{64, 80}}, all));
-  CHECK_FALSE(stored.part({{0, 75}}, {0, 128}));
-  CHECK_FALSE(stored.part({{0, 75}}, {128, 600}));
-  CHECK_FALSE(stored.part({{0, 75}}, {256, 256}));
-  CHECK_FALSE(stored.part({{0, 75}}, {512, 768}));
+  const std::vector<Cut> cuts{
+      {{}, all},
+      {{{16, 16}}, all},
+      {{{8, 32}}, all},
+      {{{0, 24}}, all},
+      {{{64, 75}, {0, 16}}, all},  // rows would follow on a short tile
+      {{{64, 80}}, all},
+      {{{0, 75}}, {0, 128}},
+      {{{0, 75}}, {128, 600}},
+      {{{0, 75}}, {256, 256}},
+      {{{0, 75}}, {512, 768}},
+  };
+  for (std::size_t i = 0; i < cuts.size(); ++i) {
+    INFO("cut " << i);
+    CHECK_FALSE(test::is_of_units(grid, cuts[i].rows, cuts[i].cols));
+    CHECK_FALSE(stored.part(cuts[i].rows, cuts[i].cols));
+  }
 }
 
 TEST_CASE("columns of a packed tensor are those of the matrix", "[codec][packed_part]") {

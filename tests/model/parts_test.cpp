@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "base/error.h"
+#include "codec/matrices.h"
 #include "codec/unpack.h"
 #include "model/checkpoint.h"
 #include "model/packing.h"
@@ -90,17 +91,6 @@ TEST_CASE("a rank's rows and columns, from plain and packed files", "[model][par
   }
 }
 
-// Whether a part is whole units, 16 rows x 256 columns each but for the matrix's last ones.
-bool is_of_units(const MatrixSpec& matrix, const MatrixPart& part) {
-  std::vector<std::uint64_t> rows;
-  for (const Range& range : part.rows)
-    for (std::uint64_t r = range.begin; r < range.end; ++r) rows.push_back(r);
-  for (std::size_t i = 0; i < rows.size(); ++i)
-    if (i % 16 == 0 ? rows[i] % 16 != 0 : rows[i] != rows[i - 1] + 1) return false;
-  return !rows.empty() && (rows.size() % 16 == 0 || rows.back() + 1 == matrix.rows) && part.cols.begin % 256 == 0 &&
-         (part.cols.end % 256 == 0 || part.cols.end == matrix.cols);
-}
-
 std::vector<std::byte> stored_bytes(const Checkpoint& c, const MatrixSpec& matrix) {
   const codec::PackedTensor* stored = c.packed(matrix);
   REQUIRE(stored);
@@ -121,7 +111,7 @@ TEST_CASE("a rank's packed parts are cut out of the packed matrices", "[model][p
           INFO(matrix->name << ", rank " << rank << " of " << ranks);
           CHECK_FALSE(models.plain().packed_part(*matrix, part));
           const auto got = models.packed().packed_part(*matrix, part);
-          REQUIRE(got.has_value() == is_of_units(*matrix, part));
+          REQUIRE(got.has_value() == test::is_of_units({matrix->rows, matrix->cols}, part.rows, part.cols));
           ++(got ? taken : cut);
           if (!got) continue;
           const std::vector<std::byte> bytes = got->read();
