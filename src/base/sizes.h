@@ -5,8 +5,8 @@
 
 namespace glyd {
 
-// What a shape says, for a product that makes bytes. `n` is not negative.
-constexpr std::uint64_t size(std::int64_t n) { return static_cast<std::uint64_t>(n); }
+// A shape's number as unsigned, to multiply bytes with. `n` is not negative.
+constexpr std::uint64_t unsigned_of(std::int64_t n) { return static_cast<std::uint64_t>(n); }
 
 // The next multiple of `to` that is not below n.
 constexpr std::int64_t round_up(std::int64_t n, std::int64_t to) { return (n + to - 1) / to * to; }

@@ -23,14 +23,16 @@ void check_range(const char* option, std::int64_t value, std::int64_t lowest, st
 
 // The buffers of CpuRunner's Workspace, RoPE tables, logits of a step, scratch of the threads.
 std::uint64_t workspace_bytes(const model::Config& c, const Options& options, int threads) {
-  const std::uint64_t hidden = padded(size(c.hidden_size)), inner = size(c.intermediate_size);
-  const std::uint64_t head = size(c.head_dim), q = size(c.heads) * head, kv = size(c.kv_heads) * head;
-  const std::uint64_t per_token = 3 * hidden + padded(q + 2 * kv) + size(c.heads) * padded(head) + padded(q) +
-                                  padded(2 * inner) + padded(inner) + size(c.rope.dim);
+  const std::uint64_t hidden = padded(unsigned_of(c.hidden_size)), inner = unsigned_of(c.intermediate_size);
+  const std::uint64_t head = unsigned_of(c.head_dim), q = unsigned_of(c.heads) * head,
+                      kv = unsigned_of(c.kv_heads) * head;
+  const std::uint64_t per_token = 3 * hidden + padded(q + 2 * kv) + unsigned_of(c.heads) * padded(head) + padded(q) +
+                                  padded(2 * inner) + padded(inner) + unsigned_of(c.rope.dim);
   const std::uint64_t longest_row = std::max({hidden, padded(q), padded(inner)});
-  const std::uint64_t scratch = kRowTile * longest_row * (sizeof(Bf16) + sizeof(float)) * size(threads);
-  const std::uint64_t logits = multiply(multiply(size(options.max_sequences), size(c.vocab_size)), sizeof(float));
-  return add(multiply(multiply(size(options.max_batch_tokens), per_token), sizeof(float)), add(scratch, logits));
+  const std::uint64_t scratch = kRowTile * longest_row * (sizeof(Bf16) + sizeof(float)) * unsigned_of(threads);
+  const std::uint64_t logits =
+      multiply(multiply(unsigned_of(options.max_sequences), unsigned_of(c.vocab_size)), sizeof(float));
+  return add(multiply(multiply(unsigned_of(options.max_batch_tokens), per_token), sizeof(float)), add(scratch, logits));
 }
 
 std::string gigabytes(std::uint64_t bytes) {
@@ -61,12 +63,12 @@ MemoryPlan plan_memory(const model::Config& config, std::uint64_t weight_bytes, 
   const std::uint64_t block_bytes = KvCache::block_bytes(config, options.activations);
   const auto blocks_within = [&](std::uint64_t memory) {
     return static_cast<std::int64_t>(
-        std::min(size(kMaxTokens / kBlockSize), (memory - std::min(memory, fixed)) / block_bytes));
+        std::min(unsigned_of(kMaxTokens / kBlockSize), (memory - std::min(memory, fixed)) / block_bytes));
   };
 
   const std::int64_t one_sequence = blocks_for(context);
   const std::int64_t needed = options.kv_blocks > 0 ? options.kv_blocks : one_sequence;
-  const std::uint64_t kv_needed = multiply(size(needed), block_bytes);
+  const std::uint64_t kv_needed = multiply(unsigned_of(needed), block_bytes);
   if (add(fixed, kv_needed) > available) {
     const std::int64_t fitting = std::min(blocks_within(available) * kBlockSize, context);
     const std::string numbers =
@@ -81,12 +83,12 @@ MemoryPlan plan_memory(const model::Config& config, std::uint64_t weight_bytes, 
 
   plan.kv_blocks = options.kv_blocks;
   if (plan.kv_blocks == 0) {
-    const std::uint64_t wanted =
-        std::min(multiply(size(options.max_sequences), size(one_sequence)), size(kMaxTokens / kBlockSize));
+    const std::uint64_t wanted = std::min(multiply(unsigned_of(options.max_sequences), unsigned_of(one_sequence)),
+                                          unsigned_of(kMaxTokens / kBlockSize));
     plan.kv_blocks =
         std::max(one_sequence, std::min(static_cast<std::int64_t>(wanted), blocks_within(available - available / 16)));
   }
-  plan.kv_cache = multiply(size(plan.kv_blocks), block_bytes);
+  plan.kv_cache = multiply(unsigned_of(plan.kv_blocks), block_bytes);
   return plan;
 }
 

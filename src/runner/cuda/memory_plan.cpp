@@ -18,7 +18,8 @@ std::int64_t blocks_for(std::int64_t tokens) { return (tokens + kBlockSize - 1) 
 std::string gigabytes(std::uint64_t bytes) { return fmt::format("{:.2f} GB", static_cast<double>(bytes) * 1e-9); }
 
 std::uint64_t block_bytes(const model::Config& c) {
-  return size(c.layers) * 2 * kBlockSize * size(c.kv_heads) * size(c.head_dim) * sizeof(std::uint16_t);
+  return unsigned_of(c.layers) * 2 * kBlockSize * unsigned_of(c.kv_heads) * unsigned_of(c.head_dim) *
+         sizeof(std::uint16_t);
 }
 
 void check_model(const model::Config& c, int ranks) {
@@ -71,9 +72,10 @@ DevicePlan plan_device(const model::Config& c, const WeightSizes& weights, const
   };
   const std::int64_t one_sequence = blocks_for(plan.context);
   const std::int64_t wanted =
-      options.kv_blocks > 0 ? options.kv_blocks
-                            : static_cast<std::int64_t>(std::min<std::uint64_t>(
-                                  size(options.max_sequences) * size(one_sequence), size(kMaxTokens / kBlockSize)));
+      options.kv_blocks > 0
+          ? options.kv_blocks
+          : static_cast<std::int64_t>(std::min<std::uint64_t>(
+                unsigned_of(options.max_sequences) * unsigned_of(one_sequence), unsigned_of(kMaxTokens / kBlockSize)));
   const std::int64_t needed = options.kv_blocks > 0 ? options.kv_blocks : one_sequence;
   // What the user can do about a limit that is the GPU's own, or another program's, is not to raise the option.
   const bool limited = total.available == limit;
@@ -84,7 +86,7 @@ DevicePlan plan_device(const model::Config& c, const WeightSizes& weights, const
   // Loading needs memory that steps do not, and that they take over.
   const std::uint64_t loading = total.weights + weights.load_scratch + kContextBytes;
   const auto fits = [&](std::int64_t blocks) {
-    return total.weights + workspace(blocks) + size(blocks) * block_bytes(c) <= total.available;
+    return total.weights + workspace(blocks) + unsigned_of(blocks) * block_bytes(c) <= total.available;
   };
   const auto most = [&](std::int64_t low, std::int64_t high) {  // fits(low), or low is 0
     while (low < high) {
@@ -95,7 +97,7 @@ DevicePlan plan_device(const model::Config& c, const WeightSizes& weights, const
   };
   if (!fits(needed)) {
     const std::int64_t fitting = std::min(most(0, needed) * kBlockSize, plan.context);
-    const std::uint64_t cache = size(needed) * block_bytes(c);
+    const std::uint64_t cache = unsigned_of(needed) * block_bytes(c);
     const std::uint64_t work = workspace(needed);
     const std::string numbers = fmt::format(
         "not enough GPU memory: weights {}, KV cache {} ({} tokens), workspace {}: {} in all, but {} are available",
@@ -116,7 +118,7 @@ DevicePlan plan_device(const model::Config& c, const WeightSizes& weights, const
   total.most_kv_blocks = most(needed, kMaxTokens / kBlockSize);
   total.kv_blocks = std::min(wanted, total.most_kv_blocks);
   total.workspace = workspace(total.kv_blocks);
-  total.kv_cache = size(total.kv_blocks) * block_bytes(c);
+  total.kv_cache = unsigned_of(total.kv_blocks) * block_bytes(c);
   return plan;
 }
 

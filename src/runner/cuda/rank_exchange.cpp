@@ -31,16 +31,17 @@ Sizes sizes_of(const ExchangeShape& s, const RankGroup& group, int global_rank) 
   const bool last_stage = global_rank / ranks == (group.size() - 1) / ranks, first_stage = global_rank < ranks;
   Sizes sizes;
   if (ranks > 1) {
-    sizes.slots = 2 * size(half_values(s, ranks)) * sizeof(float);
+    sizes.slots = 2 * unsigned_of(half_values(s, ranks)) * sizeof(float);
     if (last_stage) {
-      const std::uint64_t logits = size(s.logits_tokens) * size(logits_stride(s)) * sizeof(float);
+      const std::uint64_t logits = unsigned_of(s.logits_tokens) * unsigned_of(logits_stride(s)) * sizeof(float);
       if (global_rank % ranks == 0) sizes.logits = logits;
       // As NCCL carries them they are not in their places.
       if (group.transport() == Transport::Nccl) sizes.staging = logits;
     }
   }
   // NCCL too is given memory that other GPUs can reach, which the residual stream's is not.
-  const std::uint64_t hidden = size(std::max(s.tokens, s.columns)) * size(s.hidden) * sizeof(std::uint16_t);
+  const std::uint64_t hidden =
+      unsigned_of(std::max(s.tokens, s.columns)) * unsigned_of(s.hidden) * sizeof(std::uint16_t);
   if (!first_stage) sizes.incoming = hidden;
   if (!last_stage && group.transport() == Transport::Nccl) sizes.outgoing = hidden;
   return sizes;
@@ -244,7 +245,7 @@ void RankExchange::send_logits(int tokens) {
   Nccl& nccl = group_.stage_nccl(communicator_.stage());
   if (rank_ != 0) {
     const std::int64_t rows = own_logits(shape_);
-    if (rows > 0) nccl.send(rank_, 0, staging, size(tokens * rows) * sizeof(float), stream_);
+    if (rows > 0) nccl.send(rank_, 0, staging, unsigned_of(tokens * rows) * sizeof(float), stream_);
     return;
   }
   const auto for_others = [&](const auto& body) {
@@ -258,20 +259,20 @@ void RankExchange::send_logits(int tokens) {
   };
   nccl.group_start();
   for_others([&](int r, float* from, std::int64_t, std::int64_t rows) {
-    nccl.receive(0, r, from, size(tokens * rows) * sizeof(float), stream_);
+    nccl.receive(0, r, from, unsigned_of(tokens * rows) * sizeof(float), stream_);
   });
   nccl.group_end();
   float* const logits = group_.end(first_).logits;
   for_others([&](int, const float* from, std::int64_t place, std::int64_t rows) {
-    check(
-        cudaMemcpy2DAsync(logits + place, size(logits_stride(shape_)) * sizeof(float), from, size(rows) * sizeof(float),
-                          size(rows) * sizeof(float), size(tokens), cudaMemcpyDeviceToDevice, stream_),
-        "bringing logits together");
+    check(cudaMemcpy2DAsync(logits + place, unsigned_of(logits_stride(shape_)) * sizeof(float), from,
+                            unsigned_of(rows) * sizeof(float), unsigned_of(rows) * sizeof(float), unsigned_of(tokens),
+                            cudaMemcpyDeviceToDevice, stream_),
+          "bringing logits together");
   });
 }
 
 std::uint64_t RankExchange::hidden_bytes(int tokens) const {
-  return size(tokens) * size(shape_.hidden) * sizeof(std::uint16_t);
+  return unsigned_of(tokens) * unsigned_of(shape_.hidden) * sizeof(std::uint16_t);
 }
 
 // Where kernels carry the hidden states, the next stage waits on its thread until they are on their way, so that no

@@ -30,18 +30,19 @@ class CheckpointSource : public WeightSource {
       : checkpoint_(checkpoint), pool_(pool), stream_(stream) {}
 
   void rows(const PartOf& m, std::uint16_t* to, std::int64_t stride) override {
-    const std::uint64_t row_bytes = m.part.cols.size() * sizeof(Bf16), stride_bytes = size(stride) * sizeof(Bf16);
+    const std::uint64_t row_bytes = m.part.cols.size() * sizeof(Bf16),
+                        stride_bytes = unsigned_of(stride) * sizeof(Bf16);
     if (row_bytes != stride_bytes)
-      check(cudaMemsetAsync(to, 0, size(m.rows()) * stride_bytes, stream_), "clearing memory for weights");
+      check(cudaMemsetAsync(to, 0, unsigned_of(m.rows()) * stride_bytes, stream_), "clearing memory for weights");
     upload(
-        size(m.rows()), row_bytes,
+        unsigned_of(m.rows()), row_bytes,
         [&](std::uint64_t first, std::uint64_t last, std::uint8_t* memory) {
           checkpoint_.read_part(*m.spec, m.part, first, last - first,
                                 {reinterpret_cast<Bf16*>(memory), (last - first) * m.part.cols.size()});
         },
         [&](std::uint64_t first, std::uint64_t last, const std::uint8_t* memory) {
-          check(cudaMemcpy2DAsync(to + first * size(stride), stride_bytes, memory, row_bytes, row_bytes, last - first,
-                                  cudaMemcpyHostToDevice, stream_),
+          check(cudaMemcpy2DAsync(to + first * unsigned_of(stride), stride_bytes, memory, row_bytes, row_bytes,
+                                  last - first, cudaMemcpyHostToDevice, stream_),
                 "copying weights");
         });
   }

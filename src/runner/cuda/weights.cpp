@@ -15,10 +15,11 @@ namespace glyd::runner {
 namespace {
 
 std::int64_t plain_stride(std::int64_t cols) {
-  return static_cast<std::int64_t>(round_up(size(cols), codec::kGroupCols));
+  return static_cast<std::int64_t>(round_up(unsigned_of(cols), codec::kGroupCols));
 }
 std::uint64_t plain_bytes(const PartOf& m) {
-  return round_up(size(m.rows()) * size(plain_stride(m.cols())) * sizeof(std::uint16_t) + cuda::kPlainReadAhead, 256);
+  return round_up(
+      unsigned_of(m.rows()) * unsigned_of(plain_stride(m.cols())) * sizeof(std::uint16_t) + cuda::kPlainReadAhead, 256);
 }
 
 std::vector<PartOf> parts_of(const model::ModelSpec& spec, const model::Shard& shard) {
@@ -41,7 +42,7 @@ DeviceMatrix rows_of(const DeviceMatrix& m, std::int64_t first, std::int64_t row
   } else {
     part.plain = {m.plain.data + first * m.plain.stride, rows, m.cols, m.plain.stride};
   }
-  part.bytes = m.rows == 0 ? 0 : m.bytes / size(m.rows) * size(rows);
+  part.bytes = m.rows == 0 ? 0 : m.bytes / unsigned_of(m.rows) * unsigned_of(rows);
   return part;
 }
 
@@ -115,7 +116,7 @@ class Loader {
     if (!m.packed) make_plain(part, m);
     cut_products(m, part.spec->name);
     m.bytes = arena_.used() - before;
-    progress_.advance(size(m.rows) * size(m.cols) * sizeof(Bf16));
+    progress_.advance(unsigned_of(m.rows) * unsigned_of(m.cols) * sizeof(Bf16));
     return m;
   }
 
@@ -199,7 +200,7 @@ class Loader {
 
 std::uint64_t file_bytes(const model::ModelSpec& spec, const model::Shard& shard) {
   std::uint64_t bytes = 0;
-  for (const PartOf& m : parts_of(spec, shard)) bytes += size(m.rows()) * size(m.cols()) * sizeof(Bf16);
+  for (const PartOf& m : parts_of(spec, shard)) bytes += unsigned_of(m.rows()) * unsigned_of(m.cols()) * sizeof(Bf16);
   for (const auto* v : model::all_vectors(spec)) bytes += v->size * sizeof(Bf16);
   return bytes;
 }

@@ -18,12 +18,12 @@ std::int64_t widest_input(const model::Config& c) {
 // Calls visit(pointer, bytes, name) for every part: the one list that sizes and allocation share.
 template <class Visit>
 void visit_parts(const model::Config& c, const WorkspaceShape& s, Workspace& w, const Visit& visit) {
-  const std::uint64_t tokens = size(s.tokens), results = s.logits ? size(head_columns(s)) : 0;
-  const std::uint64_t q = size(c.heads) * size(c.head_dim), half = size(c.rope.dim) / 2;
-  const std::uint64_t rows = std::max(tokens, size(s.columns));
-  visit(w.hidden, rows * size(c.hidden_size) * 2, "the residual stream");
+  const std::uint64_t tokens = unsigned_of(s.tokens), results = s.logits ? unsigned_of(head_columns(s)) : 0;
+  const std::uint64_t q = unsigned_of(c.heads) * unsigned_of(c.head_dim), half = unsigned_of(c.rope.dim) / 2;
+  const std::uint64_t rows = std::max(tokens, unsigned_of(s.columns));
+  visit(w.hidden, rows * unsigned_of(c.hidden_size) * 2, "the residual stream");
   visit(w.q, rows * q * 2, "queries");
-  visit(w.x, rows * size(round_up(widest_input(c), 32)) * 2, "activations");
+  visit(w.x, rows * unsigned_of(round_up(widest_input(c), 32)) * 2, "activations");
   visit(w.products, s.products, "products");
   visit(w.rope, rows * half * sizeof(float2), "rotations");
   visit(w.attention, cuda::attention_decode_workspace(s.columns, s.cached, s.context, c.heads, c.head_dim),
@@ -33,16 +33,17 @@ void visit_parts(const model::Config& c, const WorkspaceShape& s, Workspace& w, 
   const bool samples = s.logits && can_sample(c);
   visit(w.requests, samples ? requests_bytes(s) : 0, "sampling requests");
   visit(w.sampling,
-        samples ? cuda::sample_workspace(static_cast<int>(std::min(results, size(kSampledAtOnce))), c.vocab_size) : 0,
+        samples ? cuda::sample_workspace(static_cast<int>(std::min(results, unsigned_of(kSampledAtOnce))), c.vocab_size)
+                : 0,
         "sampling");
   visit(w.sampled, samples ? results * sizeof(std::int32_t) : 0, "sampled ids");
-  visit(w.logits, results * size(c.vocab_size) * sizeof(float), "logits");
-  visit(w.allowed, size(c.vocab_size), "the vocabulary's mask");
+  visit(w.logits, results * unsigned_of(c.vocab_size) * sizeof(float), "logits");
+  visit(w.allowed, unsigned_of(c.vocab_size), "the vocabulary's mask");
   visit(w.frequencies, half * sizeof(double), "frequencies");
   visit(w.cublas, kCublasBytes, "cuBLAS");
   visit(w.slices[0], s.scratch, "unpacked weights");
   visit(w.slices[1], s.scratch, "unpacked weights");
-  visit(w.input, size(InputLayout(s).end) * sizeof(std::int32_t), "a step's input");
+  visit(w.input, unsigned_of(InputLayout(s).end) * sizeof(std::int32_t), "a step's input");
 }
 
 }  // namespace
@@ -52,7 +53,7 @@ std::int64_t head_columns(const WorkspaceShape& s) {
 }
 
 std::uint64_t requests_bytes(const WorkspaceShape& s) {
-  return size(s.columns) * sizeof(cuda::RowSampling) + size(s.cached) * sizeof(cuda::TouchedId);
+  return unsigned_of(s.columns) * sizeof(cuda::RowSampling) + unsigned_of(s.cached) * sizeof(cuda::TouchedId);
 }
 
 bool can_sample(const model::Config& c) {
@@ -100,19 +101,22 @@ WorkspaceShape workspace_shape(const model::Config& c, const Options& options, s
     if (rows == 0) return;
     const cuda::Partition p = cuda::make_partition(rows, cols, multiprocessors);
     const std::int64_t columns = head ? head_columns(s) : s.columns;
-    const std::uint64_t partials = size(max_splits(p)) * size(columns) * size(p.stored_rows()) * sizeof(float);
-    const std::uint64_t values =
-        head ? size(columns) * size(round_up(rows, 8)) * sizeof(float) : size(s.tokens) * size(round_up(rows, 8)) * 2;
+    const std::uint64_t partials =
+        unsigned_of(max_splits(p)) * unsigned_of(columns) * unsigned_of(p.stored_rows()) * sizeof(float);
+    const std::uint64_t values = head ? unsigned_of(columns) * unsigned_of(round_up(rows, 8)) * sizeof(float)
+                                      : unsigned_of(s.tokens) * unsigned_of(round_up(rows, 8)) * 2;
     s.products = std::max({s.products, partials, values});
     if (any_packed && !head)
-      s.scratch = std::max(s.scratch, size(std::min(rows, slice_rows(cols))) * size(round_up(cols, 32)) * 2);
+      s.scratch =
+          std::max(s.scratch, unsigned_of(std::min(rows, slice_rows(cols))) * unsigned_of(round_up(cols, 32)) * 2);
   };
   const model::LayerSpec& layer = spec.layers.front();  // all are alike
   for (const auto* m : {&layer.qkv, &layer.o, &layer.gate_up, &layer.down})
     consider(static_cast<std::int64_t>(m->rows), static_cast<std::int64_t>(m->cols), false);
   consider(head_rows, c.hidden_size, true);
   if (shared)
-    s.products = std::max(s.products, size(std::max<std::int64_t>(s.tokens, s.columns)) * size(c.hidden_size) * 4);
+    s.products =
+        std::max(s.products, unsigned_of(std::max<std::int64_t>(s.tokens, s.columns)) * unsigned_of(c.hidden_size) * 4);
   return s;
 }
 
