@@ -8,7 +8,6 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <chrono>
 #include <cmath>
 #include <cstdio>
 #include <cstdlib>
@@ -22,6 +21,7 @@
 #include "base/bf16.h"
 #include "base/error.h"
 #include "base/thread_pool.h"
+#include "base/timing.h"
 #include "codec/pack.h"
 #include "codec/unpack.h"
 #include "io/safetensors.h"
@@ -83,12 +83,12 @@ std::string zstd_columns(const Matrix& m) {
   std::FILE* file = fdopen(fd, "wb");
   std::fwrite(m.weights.data(), sizeof(Bf16), m.weights.size(), file);
   std::fclose(file);
-  const auto start = std::chrono::steady_clock::now();
+  const auto start = Clock::now();
   std::FILE* pipe = popen(fmt::format("zstd -3 -T1 -c -q {} 2>/dev/null | wc -c", path).c_str(), "r");
   unsigned long long bytes = 0;
   const bool read = pipe != nullptr && std::fscanf(pipe, "%llu", &bytes) == 1 && bytes > 0;
   if (pipe != nullptr) pclose(pipe);
-  const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+  const double seconds = seconds_since(start);
   std::remove(path);
   if (!read) return "- | - |";
   const auto weights = static_cast<double>(m.weights.size());

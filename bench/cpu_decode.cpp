@@ -4,12 +4,13 @@
 //   cpu_decode CONFIG_DIR [threads] [context] [tokens]
 //   cpu_decode models/qwen3-0.6b          all threads, 128 tokens of context, 32 tokens decoded
 
-#include <chrono>
+#include <algorithm>
 #include <cstdlib>
 #include <string>
 #include <vector>
 
 #include "base/error.h"
+#include "base/timing.h"
 #include "model/config.h"
 #include "runner/cpu/cpu_runner.h"
 #include "runner/cpu/read_bandwidth.h"
@@ -18,8 +19,6 @@ namespace glyd {
 namespace {
 
 constexpr int kRounds = 3;
-
-double seconds() { return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count(); }
 
 // One step of a single sequence: tokens [begin, end), logits of the last.
 runner::Batch step_of(std::int32_t begin, std::int32_t end, std::int32_t max_blocks) {
@@ -46,7 +45,7 @@ int run(const std::string& dir, int threads, std::int32_t context, std::int32_t 
   runner::cpu::CpuRunner runner(options);
   ConsoleProgress progress;
   runner.load_random(model::load_config(dir), 1, progress);
-  const std::int32_t blocks = (context + tokens + runner::kBlockSize - 1) / runner::kBlockSize;
+  const auto blocks = static_cast<std::int32_t>(runner::blocks_for(context + tokens));
   runner.step(step_of(0, context, blocks));  // touches the memory
 
   // All three in turn, the best of each: another program's burst then spoils a round, not the comparison.
@@ -55,13 +54,13 @@ int run(const std::string& dir, int threads, std::int32_t context, std::int32_t 
   for (int round = 0; round < kRounds; ++round) {
     bandwidth = std::max(bandwidth, runner::cpu::read_bandwidth(pool));
 
-    double start = seconds();
+    Clock::time_point start = Clock::now();
     runner.step(step_of(0, context, blocks));
-    prefill = std::max(prefill, context / (seconds() - start));
+    prefill = std::max(prefill, context / seconds_since(start));
 
-    start = seconds();
+    start = Clock::now();
     for (std::int32_t i = 0; i < tokens; ++i) runner.step(step_of(context + i, context + i + 1, blocks));
-    decode = std::max(decode, tokens / (seconds() - start));
+    decode = std::max(decode, tokens / seconds_since(start));
   }
 
   const double weights = static_cast<double>(runner.bytes_per_step());

@@ -22,6 +22,7 @@
 #include <vector>
 
 #include "base/error.h"
+#include "base/sizes.h"
 #include "base/text.h"
 #include "bench/kernels/sustained.h"
 #include "bench/kernels/timing.h"
@@ -77,7 +78,7 @@ struct Device {
 Matrix make_matrix(const std::string& name, std::int64_t rows, std::int64_t cols, Device& device) {
   cudaStream_t stream = device.stream.get();
   Matrix m{name, rows, cols, cuda::make_partition(rows, cols, device.properties.multiProcessorCount), {}, {}, 0, {}};
-  const std::int64_t stride = (cols + 31) / 32 * 32;
+  const std::int64_t stride = round_up(cols, 32);
   const auto plain_bytes = static_cast<std::uint64_t>(rows * stride) * 2;
   const auto copies = std::max<std::uint64_t>(2, bench::kBehindCaches / (plain_bytes / 3 * 2) + 1);
   const auto scratch_bytes = runner::Packer::scratch_bytes(rows, cols);

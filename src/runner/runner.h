@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "base/progress.h"
+#include "base/sizes.h"
 #include "model/checkpoint.h"
 #include "model/config.h"
 #include "runner/batch.h"
@@ -18,6 +19,9 @@ namespace glyd::runner {
 
 inline constexpr int kBlockSize = 16;  // tokens of one KV block
 inline constexpr int kMaxRanks = 64;   // of all stages
+
+// KV blocks that hold so many tokens.
+constexpr std::int64_t blocks_for(std::int64_t tokens) { return round_up(tokens, kBlockSize) / kBlockSize; }
 
 enum class Activations { Fp32, Bf16 };  // Bf16 rounds where the specification's bf(...) stands
 

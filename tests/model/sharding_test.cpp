@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "base/error.h"
+#include "base/sizes.h"
 #include "support/errors.h"
 #include "support/fixtures.h"
 
@@ -62,20 +63,19 @@ bool all_once(std::uint64_t n, const std::vector<Range>& ranges) {
   return std::all_of(count.begin(), count.end(), [](int x) { return x == 1; });
 }
 
-std::uint64_t size(std::int64_t n) { return static_cast<std::uint64_t>(n); }
-
 // Everything that has to be true of the ranks of a model, whatever its shape.
 void check_shards(const Config& c, const std::vector<Shard>& shards) {
   const LayerSpec layer = model_spec(c).layers.at(0);
-  const std::uint64_t d = size(c.head_dim), q_rows = size(c.heads) * d, kv_rows = size(c.kv_heads) * d;
-  const std::uint64_t hidden = size(c.hidden_size), inner = size(c.intermediate_size),
-                      group = size(c.heads / c.kv_heads);
+  const std::uint64_t d = unsigned_of(c.head_dim), q_rows = unsigned_of(c.heads) * d,
+                      kv_rows = unsigned_of(c.kv_heads) * d;
+  const std::uint64_t hidden = unsigned_of(c.hidden_size), inner = unsigned_of(c.intermediate_size),
+                      group = unsigned_of(c.heads / c.kv_heads);
   std::vector<Range> heads, kv_heads, qkv_q, o, gate_up, down, vocab;
   for (std::size_t r = 0; r < shards.size(); ++r) {
     const Shard& s = shards[r];
     CHECK(s.rank == static_cast<int>(r));
     CHECK(s.ranks == static_cast<int>(shards.size()));
-    CHECK(s.layers == Range{0, size(c.layers)});
+    CHECK(s.layers == Range{0, unsigned_of(c.layers)});
     CHECK(s.first_stage());
     CHECK(s.last_stage());
     CHECK(s.adds_output_biases() == (r == 0));
@@ -109,9 +109,9 @@ void check_shards(const Config& c, const std::vector<Shard>& shards) {
     if (r > 0) CHECK(s.vocab.begin == shards[r - 1].vocab.end);  // gathered logits are in the vocabulary's order
 
     const Config local = shard_config(c, s);
-    CHECK(size(local.heads) == s.heads.size());
-    CHECK(size(local.kv_heads) == s.kv_heads.size());
-    CHECK(size(local.intermediate_size) == s.inner.size());
+    CHECK(unsigned_of(local.heads) == s.heads.size());
+    CHECK(unsigned_of(local.kv_heads) == s.kv_heads.size());
+    CHECK(unsigned_of(local.intermediate_size) == s.inner.size());
     CHECK(local.vocab_size == c.vocab_size);
     const LayerSpec local_layer = model_spec(local).layers.at(0);
     CHECK(local_layer.qkv.rows == s.qkv.row_count());
@@ -127,17 +127,17 @@ void check_shards(const Config& c, const std::vector<Shard>& shards) {
     down.push_back(s.down.cols);
     vocab.push_back(s.vocab);
   }
-  CHECK(all_once(size(c.heads), heads));
+  CHECK(all_once(unsigned_of(c.heads), heads));
   CHECK(all_once(q_rows, qkv_q));
   CHECK(all_once(layer.o.cols, o));
   CHECK(all_once(layer.gate_up.rows, gate_up));
   CHECK(all_once(layer.down.cols, down));
-  CHECK(all_once(size(c.vocab_size), vocab));
-  const std::vector<int> holders = counts(size(c.kv_heads), kv_heads);
+  CHECK(all_once(unsigned_of(c.vocab_size), vocab));
+  const std::vector<int> holders = counts(unsigned_of(c.kv_heads), kv_heads);
   const auto [fewest, most] = std::minmax_element(holders.begin(), holders.end());
   CHECK(*fewest >= 1);
   CHECK(*most - *fewest <= 1);
-  if (shards.size() <= size(c.kv_heads)) CHECK(*most == 1);
+  if (shards.size() <= unsigned_of(c.kv_heads)) CHECK(*most == 1);
 }
 
 TEST_CASE("published shapes over 1, 2, 3, 4 and 8 ranks", "[model]") {
@@ -149,10 +149,10 @@ TEST_CASE("published shapes over 1, 2, 3, 4 and 8 ranks", "[model]") {
       check_shards(config, shards);
       for (const Shard& s : shards) {  // no packed unit of down is cut, and no row tile of gate, up and the head
         CHECK(s.inner.begin % 256 == 0);
-        CHECK((s.inner.end % 256 == 0 || s.inner.end == size(config.intermediate_size)));
+        CHECK((s.inner.end % 256 == 0 || s.inner.end == unsigned_of(config.intermediate_size)));
         for (const Range& rows : s.gate_up.rows) CHECK(rows.begin % 16 == 0);
-        CHECK(s.vocab.size() / 64 <= size(config.vocab_size) / 64 / size(ranks) + 1);
-        CHECK(s.vocab.size() / 64 >= size(config.vocab_size) / 64 / size(ranks));
+        CHECK(s.vocab.size() / 64 <= unsigned_of(config.vocab_size) / 64 / unsigned_of(ranks) + 1);
+        CHECK(s.vocab.size() / 64 >= unsigned_of(config.vocab_size) / 64 / unsigned_of(ranks));
       }
     }
   }
@@ -181,11 +181,11 @@ TEST_CASE("small and odd shapes", "[model]") {
 
 // Rows of hidden_size weights of all stages' ranks: layers, the whole embedding on each rank, the head.
 std::vector<std::uint64_t> stage_sizes(const Config& c, const std::vector<Range>& layers, std::uint64_t ranks) {
-  const std::uint64_t layer = size(2 * (c.heads + c.kv_heads) * c.head_dim + 3 * c.intermediate_size);
+  const std::uint64_t layer = unsigned_of(2 * (c.heads + c.kv_heads) * c.head_dim + 3 * c.intermediate_size);
   std::vector<std::uint64_t> sizes;
   for (const Range& range : layers) sizes.push_back(range.size() * layer);
-  sizes.front() += size(c.vocab_size) * ranks;
-  sizes.back() += size(c.vocab_size);
+  sizes.front() += unsigned_of(c.vocab_size) * ranks;
+  sizes.back() += unsigned_of(c.vocab_size);
   return sizes;
 }
 
@@ -231,7 +231,7 @@ TEST_CASE("layers are dealt out to stages, the largest as small as can be", "[mo
             CHECK(s.qkv.rows == alone.qkv.rows);
             CHECK(s.down.cols == alone.down.cols);
             CHECK(s.vocab == alone.vocab);
-            CHECK(size(shard_config(config, s).layers) == s.layers.size());
+            CHECK(unsigned_of(shard_config(config, s).layers) == s.layers.size());
             if (s.rank == 0) {
               dealt.push_back(s.layers);
             } else {
@@ -239,14 +239,14 @@ TEST_CASE("layers are dealt out to stages, the largest as small as can be", "[mo
             }
           }
           CHECK(dealt.front().begin == 0);
-          CHECK(dealt.back().end == size(layers));
+          CHECK(dealt.back().end == unsigned_of(layers));
           for (std::size_t i = 0; i < dealt.size(); ++i) {
             CHECK(dealt[i].begin < dealt[i].end);
             if (i > 0) CHECK(dealt[i].begin == dealt[i - 1].end);
           }
-          const auto sizes = stage_sizes(config, dealt, size(ranks));
+          const auto sizes = stage_sizes(config, dealt, unsigned_of(ranks));
           CHECK(*std::max_element(sizes.begin(), sizes.end()) ==
-                least(config, {}, size(layers), size(stages), size(ranks)));
+                least(config, {}, unsigned_of(layers), unsigned_of(stages), unsigned_of(ranks)));
         }
       }
     }

@@ -15,8 +15,6 @@ namespace {
 
 constexpr std::int64_t kMaxTokens = std::numeric_limits<std::int32_t>::max() - kBlockSize;  // slots are int32
 
-std::int64_t blocks_for(std::int64_t tokens) { return (tokens + kBlockSize - 1) / kBlockSize; }
-
 void check_range(const char* option, std::int64_t value, std::int64_t lowest, std::int64_t highest) {
   if (value < lowest || value > highest) fail(Code::Usage, "{} {}: expected {} to {}", option, value, lowest, highest);
 }

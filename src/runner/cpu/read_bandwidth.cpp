@@ -1,11 +1,11 @@
 #include "runner/cpu/read_bandwidth.h"
 
 #include <algorithm>
-#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
 
+#include "base/timing.h"
 #include "runner/cpu/aligned_buffer.h"
 #include "runner/cpu/available_memory.h"
 
@@ -45,8 +45,6 @@ std::uint64_t sum_words(const std::uint64_t* data, std::size_t words) {
   return sum_words_baseline(data, words);
 }
 
-double seconds() { return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count(); }
-
 }  // namespace
 
 double read_bandwidth(ThreadPool& pool) {
@@ -62,12 +60,12 @@ double read_bandwidth(ThreadPool& pool) {
 
   double best = 0;
   for (int i = 0; i < kPasses; ++i) {
-    const double start = seconds();
+    const Clock::time_point start = Clock::now();
     pool.parallel_for(chunks, 1, [&](std::size_t begin, std::size_t end) {
       const std::uint64_t sum = sum_words(data + begin * kChunk, (end - begin) * kChunk);
       asm volatile("" : : "r"(sum));  // counts as used
     });
-    best = std::max(best, static_cast<double>(buffer.size() * sizeof(std::uint64_t)) / (seconds() - start));
+    best = std::max(best, static_cast<double>(buffer.size() * sizeof(std::uint64_t)) / seconds_since(start));
   }
   return best;
 }

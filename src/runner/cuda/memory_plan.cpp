@@ -13,8 +13,6 @@ namespace {
 constexpr double kUsualShare = 0.92;
 constexpr std::int64_t kMaxTokens = std::numeric_limits<std::int32_t>::max() - kBlockSize;  // slots are int32
 
-std::int64_t blocks_for(std::int64_t tokens) { return (tokens + kBlockSize - 1) / kBlockSize; }
-
 std::string gigabytes(std::uint64_t bytes) { return fmt::format("{:.2f} GB", static_cast<double>(bytes) * 1e-9); }
 
 std::uint64_t block_bytes(const model::Config& c) {

@@ -62,7 +62,7 @@ bool can_sample(const model::Config& c) {
 }
 
 InputLayout::InputLayout(const WorkspaceShape& s) {
-  table_stride = round_up(s.context, kBlockSize) / kBlockSize;
+  table_stride = blocks_for(s.context);
   const std::int64_t most_tokens = std::max<std::int64_t>(s.tokens, s.columns);
   // Of a pass: its columns, or chunks that are longer.
   const std::int64_t sequences = std::max<std::int64_t>(s.columns, s.tokens / (s.columns + 1));
@@ -123,7 +123,7 @@ WorkspaceShape workspace_shape(const model::Config& c, const Options& options, s
 std::uint64_t workspace_bytes(const model::Config& config, const WorkspaceShape& shape) {
   std::uint64_t bytes = 0;
   Workspace none{};
-  visit_parts(config, shape, none, [&](auto&, std::uint64_t part, const char*) { bytes += (part + 255) / 256 * 256; });
+  visit_parts(config, shape, none, [&](auto&, std::uint64_t part, const char*) { bytes += round_up(part, 256); });
   return bytes;
 }
 
