@@ -60,7 +60,7 @@ class StopWord {
   int* word_ = nullptr;
 };
 
-// Numbers of meetings and messages begin here in tests, to wrap around at the third.
+// Where counters of meetings and messages begin in tests. They are counted up first, so the second number is 0.
 constexpr std::uint32_t kBegin = ~std::uint32_t{0} - 1;
 
 }  // namespace
