@@ -6,7 +6,6 @@
 #include <cuda_runtime_api.h>
 
 #include <cstdio>
-#include <functional>
 #include <random>
 #include <string>
 #include <vector>

@@ -1,12 +1,12 @@
 #include "cuda/runner_models.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <cmath>
 #include <cstdlib>
 #include <stdexcept>
-#include <utility>
 
-#include "base/error.h"
 #include "io/json.h"
 #include "model/checkpoint.h"
 #include "support/fixtures.h"

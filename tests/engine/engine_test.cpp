@@ -1,7 +1,6 @@
 #include "engine/engine.h"
 
 #include <catch2/catch.hpp>
-#include <cmath>
 #include <limits>
 
 #include "base/error.h"

@@ -1,5 +1,4 @@
 #include "engine/sampler.h"
-#include "support/errors.h"
 
 #include <algorithm>
 #include <catch2/catch.hpp>
@@ -8,6 +7,8 @@
 #include <numeric>
 #include <random>
 #include <set>
+
+#include "support/errors.h"
 
 using namespace glyd;
 using namespace glyd::engine;

@@ -9,7 +9,6 @@
 #include "base/error.h"
 #include "base/sizes.h"
 #include "support/errors.h"
-#include "support/fixtures.h"
 
 namespace glyd::model {
 namespace {

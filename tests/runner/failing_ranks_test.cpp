@@ -1,6 +1,5 @@
 // A rank that fails ends the step, or the load, of all ranks of all stages.
 #include <catch2/catch.hpp>
-#include <string>
 
 #include "model/sharding.h"
 #include "runner/numbers.h"

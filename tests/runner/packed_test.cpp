@@ -1,10 +1,8 @@
 // Weights that stay packed in memory give the same bits as plain ones, wherever they were packed.
 #include <catch2/catch.hpp>
-#include <cstring>
 #include <string>
 #include <vector>
 
-#include "base/error.h"
 #include "codec/pack.h"
 #include "io/json.h"
 #include "model/packing.h"

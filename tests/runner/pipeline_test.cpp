@@ -1,7 +1,6 @@
 // Layers in stages compute, bit for bit, what one stage computes.
 #include <catch2/catch.hpp>
 #include <functional>
-#include <memory>
 #include <string>
 #include <utility>
 #include <vector>

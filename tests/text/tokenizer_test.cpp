@@ -6,7 +6,6 @@
 #include <thread>
 
 #include "base/error.h"
-#include "base/text.h"
 #include "support/errors.h"
 #include "support/fixtures.h"
 
