@@ -219,8 +219,8 @@ bool is_dict_method(std::string_view name) {
 
 }  // namespace
 
-const TestDef* find_test(std::string_view name) { return look_up(kTests, name); }
-const FunctionDef* find_function(std::string_view name) { return look_up(kFunctions, name); }
+const TestDef* find_test(std::string_view name) { return look_up<kTests>(name); }
+const FunctionDef* find_function(std::string_view name) { return look_up<kFunctions>(name); }
 
 bool is_method(const Value& object, std::string_view name) {
   return object.is<DictPtr>() ? is_dict_method(name) : object.str() && find_str_method(name) != nullptr;

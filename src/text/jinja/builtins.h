@@ -52,11 +52,12 @@ struct FunctionDef {
   Value (*apply)(Arguments& arguments);
 };
 
-// The entry of that name in a table that is in the order of names; null when there is none.
-template <class Table>
-auto look_up(const Table& table, std::string_view name) -> decltype(&table[0]) {
-  const auto at = std::lower_bound(std::begin(table), std::end(table), name,
-                                   [](const auto& entry, std::string_view n) { return entry.name < n; });
+// The entry of that name in a table; null when there is none.
+template <const auto& table>
+auto look_up(std::string_view name) -> decltype(&table[0]) {
+  constexpr auto name_of = [](const auto& entry) { return entry.name; };
+  static_assert(std::ranges::is_sorted(table, {}, name_of), "a table is in the order of names");
+  const auto* at = std::ranges::lower_bound(table, name, {}, name_of);
   return at != std::end(table) && at->name == name ? at : nullptr;
 }
 

@@ -232,6 +232,6 @@ constexpr FilterDef kFilters[] = {
 
 }  // namespace
 
-const FilterDef* find_filter(std::string_view name) { return look_up(kFilters, name); }
+const FilterDef* find_filter(std::string_view name) { return look_up<kFilters>(name); }
 
 }  // namespace glyd::text::jinja

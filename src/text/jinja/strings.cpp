@@ -175,6 +175,6 @@ Value str_replace(Context& context, const Str& s, Arguments& arguments) {
   return out.take();
 }
 
-const StrMethod* find_str_method(std::string_view name) { return look_up(kMethods, name); }
+const StrMethod* find_str_method(std::string_view name) { return look_up<kMethods>(name); }
 
 }  // namespace glyd::text::jinja
