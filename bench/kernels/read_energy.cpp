@@ -57,10 +57,11 @@ void run(int seconds) {
       check(cuda::read_memory(data, kBytes, static_cast<std::uint32_t*>(sink.get()), stream.get()), "reading");
     });
     const double bytes = static_cast<double>(kBytes);
-    std::string energy = "no energy counter";
-    if (s.watts) energy = fmt::format("{:.0f} W, {:.1f} pJ a byte", *s.watts, *s.watts * s.microseconds * 1e6 / bytes);
-    fmt::print("{:<22} {:.2f} TB/s, {} MHz, {}\n", kind.name, bytes / s.microseconds * 1e-6, s.clock.value_or(0),
-               energy);
+    std::string line = fmt::format("{:<22} {:.2f} TB/s", kind.name, bytes / s.microseconds * 1e-6);
+    if (s.clock) line += fmt::format(", {} MHz", *s.clock);
+    line += s.watts ? fmt::format(", {:.0f} W, {:.1f} pJ a byte", *s.watts, *s.watts * s.microseconds * 1e6 / bytes)
+                    : ", no energy counter";
+    fmt::print("{}\n", line);
   }
 }
 
@@ -69,10 +70,11 @@ void run(int seconds) {
 int main(int argc, char** argv) {
   return bench::run_program([&] {
     int seconds = 2;
-    if (argc == 3 && std::string(argv[1]) == "--seconds") {
-      seconds = bench::parse_number(argv[1], argv[2], 1, 60);
-    } else if (argc != 1) {
-      fail(Code::Usage, "{} is not an option; expected --seconds", printable(argv[1]));
+    for (int i = 1; i < argc; ++i) {
+      const std::string option = argv[i];
+      if (option != "--seconds") fail(Code::Usage, "{} is not an option; expected --seconds", printable(option));
+      if (++i == argc) fail(Code::Usage, "{} needs a value", option);
+      seconds = bench::parse_number(option, argv[i], 1, 60);
     }
     run(seconds);
   });

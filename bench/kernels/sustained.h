@@ -29,11 +29,15 @@ class Counters {
     runner::check(cudaDeviceGetPCIBusId(bus.data(), static_cast<int>(bus.size()), device), "the GPU");
     const auto init = find<int (*)()>("nvmlInit_v2");
     const auto handle = find<int (*)(const char*, void**)>("nvmlDeviceGetHandleByPciBusId_v2");
-    if (init == nullptr || handle == nullptr || init() != 0 || handle(bus.data(), &device_) != 0) device_ = nullptr;
+    if (init == nullptr || handle == nullptr) return;
+    initialized_ = init() == 0;
+    if (!initialized_ || handle(bus.data(), &device_) != 0) device_ = nullptr;
   }
   Counters(const Counters&) = delete;
   Counters& operator=(const Counters&) = delete;
   ~Counters() {
+    const auto shutdown = find<int (*)()>("nvmlShutdown");
+    if (initialized_ && shutdown != nullptr) shutdown();
     if (library_ != nullptr) dlclose(library_);
   }
 
@@ -60,12 +64,13 @@ class Counters {
   }
 
   void* library_ = nullptr;
+  bool initialized_ = false;
   void* device_ = nullptr;
 };
 
 struct Sustained {
-  double microseconds = 0;        // a replay
-  std::optional<double> watts;    // on average
+  double microseconds = 0;        // a replay of the second half
+  std::optional<double> watts;    // on average over the second half
   std::optional<unsigned> clock;  // MHz, at the end
   std::string text() const {
     std::string out;
