@@ -118,31 +118,26 @@ Result measure(const Options& options, int tokens, cudaStream_t stream) {
 
 Options parse(int argc, char** argv) {
   Options options;
-  for (int i = 1; i < argc; ++i) {
-    const std::string option = argv[i];
-    const auto value = [&] {
-      if (i + 1 == argc) fail(Code::Usage, "{} needs a value", option);
-      return std::string(argv[++i]);
-    };
-    const auto number = [&](int least, int most) { return bench::parse_number(option, value(), least, most); };
+  for (bench::Arguments arguments(argc, argv); arguments.next();) {
+    const std::string option = arguments.option();
     if (option == "--sequences") {
-      options.sequences = number(1, 1024);
+      options.sequences = arguments.number(1, 1024);
     } else if (option == "--spread") {
-      options.spread = number(0, 1 << 20);
+      options.spread = arguments.number(0, 1 << 20);
     } else if (option == "--heads") {
-      options.heads = number(1, 1024);
+      options.heads = arguments.number(1, 1024);
     } else if (option == "--kv-heads") {
-      options.kv_heads = number(1, 1024);
+      options.kv_heads = arguments.number(1, 1024);
     } else if (option == "--head-dim") {
-      options.head_dim = number(8, 256);
+      options.head_dim = arguments.number(8, 256);
     } else if (option == "--repeats") {
-      options.repeats = number(1, 100000);
+      options.repeats = arguments.number(1, 100000);
     } else if (option == "-o") {
-      options.json = bench::parse_output(value());
+      options.json = bench::parse_output(arguments.value());
     } else if (option == "--tokens") {
-      options.tokens = bench::parse_list(option, value(), 1, 1 << 20);
+      options.tokens = arguments.list(1, 1 << 20);
     } else {
-      fail(Code::Usage, "{} is not an option; see the head of bench/kernels/attention_speed.cpp", option);
+      arguments.refuse("attention_speed");
     }
   }
   if (options.heads % options.kv_heads != 0)

@@ -211,26 +211,22 @@ io::Json measure(const Options& options, const std::string& path, Device& device
 
 Options parse(int argc, char** argv) {
   Options options;
-  for (int i = 1; i < argc; ++i) {
-    const std::string option = argv[i];
-    const auto value = [&] {
-      if (i + 1 == argc) fail(Code::Usage, "{} needs a value", option);
-      return std::string(argv[++i]);
-    };
+  for (bench::Arguments arguments(argc, argv); arguments.next();) {
+    const std::string option = arguments.option();
     if (option == "--generic") {
       options.set = cuda::KernelSet::Generic;
     } else if (option == "--matrix") {
-      options.matrix = value();
+      options.matrix = arguments.value();
     } else if (option == "--repeats") {
-      options.repeats = bench::parse_number(option, value(), 1, 100000);
+      options.repeats = arguments.number(1, 100000);
     } else if (option == "--seconds") {
-      options.seconds = bench::parse_number(option, value(), 1, 3600);
+      options.seconds = arguments.number(1, 3600);
     } else if (option == "-o") {
-      options.json = bench::parse_output(value());
+      options.json = bench::parse_output(arguments.value());
     } else if (option == "--columns") {
-      options.columns = bench::parse_list(option, value(), 1, cuda::kMaxColumns);
+      options.columns = arguments.list(1, cuda::kMaxColumns);
     } else if (option.starts_with("-")) {
-      fail(Code::Usage, "{} is not an option; see the head of bench/kernels/product_speed.cpp", option);
+      arguments.refuse("product_speed");
     } else {
       options.models.push_back(option);
     }

@@ -70,11 +70,9 @@ void run(int seconds) {
 int main(int argc, char** argv) {
   return bench::run_program([&] {
     int seconds = 2;
-    for (int i = 1; i < argc; ++i) {
-      const std::string option = argv[i];
-      if (option != "--seconds") fail(Code::Usage, "{} is not an option; expected --seconds", printable(option));
-      if (++i == argc) fail(Code::Usage, "{} needs a value", option);
-      seconds = bench::parse_number(option, argv[i], 1, 60);
+    for (bench::Arguments arguments(argc, argv); arguments.next();) {
+      if (arguments.option() != "--seconds") arguments.refuse("read_energy");
+      seconds = arguments.number(1, 60);
     }
     run(seconds);
   });

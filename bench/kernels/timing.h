@@ -42,6 +42,36 @@ inline std::vector<int> parse_list(const std::string& option, const std::string&
   return list;
 }
 
+// A command line, argument by argument.
+class Arguments {
+ public:
+  Arguments(int argc, char** argv) : all_(argv + 1, argv + argc) {}
+
+  // The next one: an option, or a thing that is named.
+  bool next() { return ++at_ < all_.size(); }
+  const std::string& option() const { return all_[at_]; }
+  // What follows the option.
+  const std::string& value() {
+    if (at_ + 1 == all_.size()) fail(Code::Usage, "{} needs a value", option());
+    return all_[++at_];
+  }
+  int number(int least, int most) {
+    const std::string name = option();
+    return parse_number(name, value(), least, most);
+  }
+  std::vector<int> list(int least, int most) {
+    const std::string name = option();
+    return parse_list(name, value(), least, most);
+  }
+  [[noreturn]] void refuse(const char* program) const {
+    fail(Code::Usage, "{} is not an option; see the head of bench/kernels/{}.cpp", printable(option()), program);
+  }
+
+ private:
+  std::vector<std::string> all_;
+  std::size_t at_ = static_cast<std::size_t>(-1);
+};
+
 inline bool parse_output(const std::string& text) {
   if (text != "json") fail(Code::Usage, "-o {}: expected json", printable(text));
   return true;

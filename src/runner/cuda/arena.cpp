@@ -73,7 +73,7 @@ void* Arena::take(std::uint64_t bytes, const char* what) {
   if (end < begin || end > capacity_) {
     fail(Code::Memory,
          "{}: {:.2f} GB more do not fit the {:.2f} GB planned for the GPU: the weights take more packed than such "
-         "weights usually do; use --weights bf16, or a smaller context",
+         "weights usually do; use --weights bf16, or a directory packed by glyd-pack if this one is not",
          what, static_cast<double>(bytes) * 1e-9, static_cast<double>(capacity_) * 1e-9);
   }
   if (end > committed_) {
