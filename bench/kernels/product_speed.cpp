@@ -4,10 +4,11 @@
 // the times but adding up the parts, which the next operation does while it reads them.
 //
 //   product_speed models/qwen3-32b [MODEL ...] [--columns 1,8,32] [--matrix gate_up] [--repeats 15] [--generic]
-//                 [--seconds 3] [-o json]
+//                 [--seconds 3] [--anywhere] [-o json]
 //
 // "layer" is the four products in their order, in one graph. --seconds: the layer's graph without a pause for as long,
-// which is when a chip's power limits its clock; with clock, power and energy a layer.
+// which is when a chip's power limits its clock; with clock, power and energy a layer. --anywhere: pages of packed
+// weights are not placed by the halves of the L2 cache.
 
 #include <cuda_runtime_api.h>
 
@@ -30,6 +31,7 @@
 #include "io/json.h"
 #include "model/config.h"
 #include "model/weights.h"
+#include "runner/cuda/cache_sides.h"
 #include "runner/cuda/cublas.h"
 #include "runner/cuda/packer.h"
 
@@ -47,7 +49,7 @@ struct Options {
   std::string matrix;
   int repeats = 15;
   int seconds = 0;
-  bool json = false;
+  bool json = false, anywhere = false;
   cuda::KernelSet set = cuda::KernelSet::Hopper;
 };
 
@@ -72,6 +74,7 @@ struct Device {
   runner::DeviceMemory workspace{64 << 20}, partials{std::uint64_t{3} << 28}, x;
   runner::Cublas cublas{stream.get(), workspace.get(), 64 << 20};
   double bandwidth = 0;  // bytes a second
+  std::optional<runner::CacheSides> sides;
 };
 
 Matrix make_matrix(const std::string& name, std::int64_t rows, std::int64_t cols, Device& device) {
@@ -90,7 +93,8 @@ Matrix make_matrix(const std::string& name, std::int64_t rows, std::int64_t cols
     if (!sizes) sizes = packer.prepare_from_bf16(data, rows, cols, stride, stream);
     if (!sizes) fail(Code::Runtime, "{} does not shrink", name);
     m.plain.push_back({data, rows, cols, stride});
-    m.packed.push_back(packer.finish(m.memory.emplace_back(sizes->total).get(), stream));
+    m.packed.push_back(packer.finish(m.memory.emplace_back(sizes->total).get(), stream,
+                                     device.sides ? &*device.sides : nullptr));
   }
   check(cudaStreamSynchronize(stream), "packing");
   m.packed_bytes = sizes->sign_mantissa + sizes->streams + sizes->offsets;
@@ -215,6 +219,8 @@ Options parse(int argc, char** argv) {
     const std::string option = arguments.option();
     if (option == "--generic") {
       options.set = cuda::KernelSet::Generic;
+    } else if (option == "--anywhere") {
+      options.anywhere = true;
     } else if (option == "--matrix") {
       options.matrix = arguments.value();
     } else if (option == "--repeats") {
@@ -239,6 +245,8 @@ void run(const Options& options) {
   Device device;
   check(cudaGetDeviceProperties(&device.properties, 0), "the GPU");
   device.bandwidth = bench::read_bandwidth(device.stream.get());
+  if (!options.anywhere && options.set == cuda::KernelSet::Hopper)
+    device.sides.emplace(device.properties.multiProcessorCount, device.stream.get());
   // Any numbers serve as activations, in every layout.
   constexpr std::int64_t kWidest = 65536;
   device.x = runner::DeviceMemory(std::uint64_t{2} * cuda::kMaxColumns * kWidest);
@@ -247,8 +255,11 @@ void run(const Options& options) {
         "activations");
   const char* const kernels = options.set == cuda::KernelSet::Hopper ? "sm_90a" : "generic";
   if (!options.json) {
-    fmt::print("{}, {} multiprocessors, {} kernels, reads {:.2f} TB/s\n", device.properties.name,
+    fmt::print("{}, {} multiprocessors, {} kernels, reads {:.2f} TB/s", device.properties.name,
                device.properties.multiProcessorCount, kernels, device.bandwidth * 1e-12);
+    if (device.sides && device.sides->known())
+      fmt::print(", pages near to {} + {}", device.sides->processors(0), device.sides->processors(1));
+    fmt::print("\n");
   }
   io::Json models = io::Json::array();
   for (const std::string& path : options.models) models.push_back(measure(options, path, device));

@@ -29,6 +29,9 @@ __device__ __forceinline__ uint4 load_shared_16(std::uint32_t address) {
   asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];" : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "r"(address));
   return v;
 }
+__device__ __forceinline__ void store_shared(std::uint32_t address, std::uint32_t v) {
+  asm volatile("st.shared.u32 [%0], %1;" ::"r"(address), "r"(v) : "memory");
+}
 // Leaves v as it is where `wanted` is false.
 __device__ __forceinline__ void load_shared_16_if(bool wanted, std::uint32_t address, uint4& v) {
   asm volatile("{ .reg .pred p; setp.ne.s32 p, %5, 0; @p ld.shared.v4.u32 {%0, %1, %2, %3}, [%4]; }"
@@ -80,6 +83,13 @@ __device__ __forceinline__ void copies_commit() { asm volatile("cp.async.commit_
 template <int kPending>
 __device__ __forceinline__ void copies_wait() {
   asm volatile("cp.async.wait_group %0;" ::"n"(kPending) : "memory");
+}
+
+// Of the multiprocessor that the thread runs on.
+__device__ __forceinline__ std::uint32_t processor_number() {
+  std::uint32_t number;
+  asm volatile("mov.u32 %0, %%smid;" : "=r"(number));
+  return number;
 }
 
 // Each bit from a where the mask has 1, from b elsewhere.

@@ -29,8 +29,7 @@ __device__ __forceinline__ void embed_unit(const ResidentUnit& unit, const Share
                                            std::int64_t stride) {
   PairStream<kUp> stream(unit.bits(), unit.header.words, lane_start(unit.starts, unit.header, lane));
   for (std::uint32_t group = 0; group < unit.groups; ++group, col += codec::kGroupCols) {
-    const uint4 woven =
-        *reinterpret_cast<const uint4*>(unit.sign_mantissa + group * (kGroupTiles * codec::kGroupBytes) + lane * 16);
+    const uint4 woven = *reinterpret_cast<const uint4*>(unit.sign_mantissa(group) + lane * 16);
     store_eight(row, col, stride, keep_first(next_eight<!kUp>(stream, table, woven), real_of_eight(cols - col)));
   }
 }

@@ -181,8 +181,8 @@ __device__ __forceinline__ std::uint32_t sign_mantissa(std::uint32_t pair, std::
 // Signs and mantissas of all weights, woven, and the list of `count_all` exceptions, ordered by position, and leaps,
 // which ends at `list`.
 __device__ __forceinline__ void write_weights(const LaneSource& source, std::uint32_t groups, std::uint32_t lane,
-                                              std::uint8_t* to, std::uint32_t* list, std::uint32_t leaps,
-                                              std::uint32_t count_all) {
+                                              const ResidentTarget& to, std::uint64_t tile, std::uint64_t block,
+                                              std::uint32_t* list, std::uint32_t leaps, std::uint32_t count_all) {
   std::uint32_t written = 0;
   for (std::uint32_t group = 0; group < groups; ++group) {
     const Eight a = source.upper(group), b = source.lower(group);
@@ -193,8 +193,8 @@ __device__ __forceinline__ void write_weights(const LaneSource& source, std::uin
       const std::uint32_t lower = sign_mantissa(b.pairs[i], exceptions >> (4 * i + 2));
       woven[i] = sign_mantissa(a.pairs[i], exceptions >> (4 * i)) | __funnelshift_l(lower, lower, 8);  // weave()
     }
-    *reinterpret_cast<uint4*>(to + group * (kGroupTiles * codec::kGroupBytes) + lane * 16) = {woven[0], woven[1],
-                                                                                              woven[2], woven[3]};
+    *reinterpret_cast<uint4*>(place_sign_mantissa(to, tile, block, group) + lane * 16) = {woven[0], woven[1], woven[2],
+                                                                                          woven[3]};
     const bool has_leaps = __any_sync(~0u, has_leap(leaps, group));
     if (!has_leaps && !__any_sync(~0u, exceptions != 0)) continue;
     const std::uint32_t count = __popc(exceptions), end = sum_to_lane(count, lane);
@@ -254,7 +254,7 @@ __global__ void __launch_bounds__(kThreads)
     const std::uint32_t expected = plan.header.words * lane + plan.header.words / 2;
     reinterpret_cast<std::uint8_t*>(out)[lane] = static_cast<std::uint8_t>(plan.start + codec::kStartBias - expected);
   }
-  write_weights(lane_source, groups, lane, place_sign_mantissa(grid, to, tile, block), out, plan.leaps,
+  write_weights(lane_source, groups, lane, to, tile, block, out, plan.leaps,
                 plan.header.exceptions + __reduce_add_sync(~0u, __popc(plan.leaps)));
   std::uint32_t* const bits = out + codec::start_bytes(plan.header) / 4;
   for (std::uint32_t i = lane; i < plan.header.words; i += 32) bits[i] = words[i];

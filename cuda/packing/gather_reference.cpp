@@ -72,7 +72,7 @@ std::vector<std::uint32_t> resident_list(const std::vector<std::uint32_t>& table
 
 }  // namespace
 
-HostResident gather_reference(std::span<const std::byte> packed, int repeat) {
+HostResident gather_reference(std::span<const std::byte> packed) {
   const auto* bytes = reinterpret_cast<const std::uint8_t*>(packed.data());
   codec::PackedHeader header;
   std::memcpy(&header, bytes, sizeof(header));
@@ -80,19 +80,23 @@ HostResident gather_reference(std::span<const std::byte> packed, int repeat) {
   const codec::SectionOffsets at = codec::section_offsets(grid, header.code_bytes, header.stream_bytes);
 
   HostResident out;
-  out.rows = static_cast<std::int64_t>(grid.rows) * repeat;
+  out.rows = static_cast<std::int64_t>(grid.rows);
   out.cols = static_cast<std::int64_t>(grid.cols);
   out.table = codec::PairCode::parse({bytes + at.code, header.code_bytes}, "matrix").decode_table(codec::kCodeBits);
 
   const std::uint64_t tiles = grid.row_tiles(), groups = grid.groups(), blocks = grid.col_blocks();
   const std::uint64_t row_groups = (tiles + kGroupTiles - 1) / kGroupTiles;
-  out.sign_mantissa.assign(row_groups * groups * kGroupTiles * codec::kGroupBytes, 0);
+  ResidentMatrix shape;
+  shape.rows = out.rows;
+  shape.cols = out.cols;
+  shape.half_groups = out.half_groups = half_groups(out.rows);
+  out.sign_mantissa.assign(static_cast<std::size_t>(shape.sign_mantissa_bytes()), 0);
   std::vector<std::vector<const std::uint8_t*>> units(tiles);
   const std::uint8_t* unit = bytes + at.streams;
   for (std::uint64_t tile = 0; tile < tiles; ++tile) {
     for (std::uint64_t g = 0; g < groups; ++g) {
-      std::uint8_t* to = out.sign_mantissa.data() +
-                         ((tile / kGroupTiles * groups + g) * kGroupTiles + tile % kGroupTiles) * codec::kGroupBytes;
+      std::uint8_t* to = out.sign_mantissa.data() + shape.slab_offset(0, tile / kGroupTiles, g) +
+                         tile % kGroupTiles * codec::kGroupBytes;
       const std::uint8_t* from = bytes + at.sign_mantissa + (tile * groups + g) * codec::kGroupBytes;
       for (std::uint32_t i = 0; i < codec::kGroupBytes; i += 4) {
         const std::uint32_t word = weave(word_at(from + i));
@@ -134,15 +138,6 @@ HostResident gather_reference(std::span<const std::byte> packed, int repeat) {
     }
   }
   out.block_offsets.push_back(static_cast<std::uint32_t>(out.streams.size() / 16));
-
-  const std::vector<std::uint8_t> sign_mantissa = out.sign_mantissa, streams = out.streams;
-  const std::vector<std::uint32_t> offsets = out.block_offsets;
-  for (int i = 1; i < repeat; ++i) {
-    out.sign_mantissa.insert(out.sign_mantissa.end(), sign_mantissa.begin(), sign_mantissa.end());
-    out.streams.insert(out.streams.end(), streams.begin(), streams.end());
-    const std::uint32_t base = out.block_offsets.back();
-    for (std::size_t j = 1; j < offsets.size(); ++j) out.block_offsets.push_back(base + offsets[j]);
-  }
   return out;
 }
 

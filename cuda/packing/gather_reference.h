@@ -14,11 +14,11 @@ struct HostResident {
   std::int64_t rows = 0, cols = 0;
   std::vector<std::uint8_t> sign_mantissa, streams;
   std::vector<std::uint32_t> block_offsets, table;
-  std::uint32_t max_block_bytes = 0;
+  std::uint32_t max_block_bytes = 0, half_groups = 0;
 };
 
-// `packed`: a packed matrix in the file's format, of this program (nothing is checked). `repeat` stacks the matrix so
-// many times, one copy under the other (its rows are a multiple of 64 then): a large matrix for a measurement.
-HostResident gather_reference(std::span<const std::byte> packed, int repeat = 1);
+// `packed`: a packed matrix in the file's format, of this program (nothing is checked). With the places of a device that
+// nothing is known of.
+HostResident gather_reference(std::span<const std::byte> packed);
 
 }  // namespace glyd::cuda

@@ -27,11 +27,10 @@ __global__ void __launch_bounds__(kWarps * 32)
   const std::uint64_t tile = index / grid.col_blocks(), block = index % grid.col_blocks();
 
   const std::uint8_t* const bytes = source.sign_mantissa + grid.sign_mantissa_offset(tile, block) + lane * 16;
-  std::uint8_t* const to_bytes = place_sign_mantissa(grid, to, tile, block) + lane * 16;
   for (std::uint32_t group = 0; group < grid.block_groups(block); ++group) {
     const uint4 v = *reinterpret_cast<const uint4*>(bytes + group * codec::kGroupBytes);
-    *reinterpret_cast<uint4*>(to_bytes + group * (kGroupTiles * codec::kGroupBytes)) = {weave(v.x), weave(v.y),
-                                                                                        weave(v.z), weave(v.w)};
+    *reinterpret_cast<uint4*>(place_sign_mantissa(to, tile, block, group) + lane * 16) = {weave(v.x), weave(v.y),
+                                                                                          weave(v.z), weave(v.w)};
   }
 
   const auto* const unit =

@@ -95,6 +95,7 @@ struct ResidentTarget {
   std::uint8_t* sign_mantissa = nullptr;
   std::uint8_t* streams = nullptr;
   const std::uint32_t* block_offsets = nullptr;  // there already
+  ResidentMatrix matrix;                         // where its pages are
 };
 
 cudaError_t encode_units(const PlainSource& source, const DeviceEncoder& encoder, const std::uint32_t* headers,

@@ -3,7 +3,10 @@
 // the file's units hold (docs/format.md), and leaps, gathered into blocks of 64 rows x 256 columns: four row tiles,
 // what a warp group takes, with one place in memory and one bulk copy a block.
 //
-//   sign_mantissa  [group of 64 rows][group of 32 columns][tile 0..3][32 lanes][4 words], each word woven (weave())
+//   sign_mantissa  pages of 64 rows x 64 columns, [group of 32 columns][tile 0..3][32 lanes][4 words], each word woven
+//                  (weave()), in pairs (page_places.h), [half of the row groups][64 columns, an even number][2 pages]:
+//                  a pair has a page of a row group and one of that half of all row groups further down, of which the
+//                  lesser is the pair's first page or its second
 //   streams        blocks one after another in the order (group of 64 rows, column block), each 16-byte aligned:
 //                  4 x u32: a word for each tile (TileWord); a tile that does not exist has the first one's
 //                  the units without gaps, each: exceptions, lane starts and bits as in the file
@@ -18,6 +21,7 @@
 #include <cstdint>
 
 #include "codec/packed_matrix.h"
+#include "cuda/packing/page_places.h"
 
 namespace glyd::cuda {
 
@@ -25,8 +29,6 @@ inline constexpr std::uint32_t kGroupTiles = 4;
 inline constexpr std::uint32_t kGroupRows = kGroupTiles * codec::kTileRows;  // 64
 inline constexpr std::uint32_t kBlockHeaderBytes = 4 * kGroupTiles;
 inline constexpr std::uint32_t kResidentPad = 12;  // bytes a decoder may read behind a unit's bits, and before them
-// Bytes behind sign_mantissa that kernels may read and do not use: they ask for four groups of a block that has one.
-inline constexpr std::uint32_t kReadAhead = 3 * kGroupTiles * codec::kGroupBytes;
 inline constexpr std::uint32_t kTableEntries = 1u << codec::kCodeBits;
 
 // What a block's head says of a tile. Bit 0: `wide`, 1: whether there are exceptions or leaps, 2-16: where the lane
@@ -101,14 +103,26 @@ constexpr std::uint32_t weave(std::uint32_t bytes) {
          (b3 & 0x7F) << 24 | (b1 & 0x80) << 24;
 }
 
+inline constexpr std::uint32_t kSlabBytes = kGroupTiles * codec::kGroupBytes;  // 64 rows x 32 columns of sign_mantissa
+static_assert(2 * kSlabBytes == kPageBytes);
+
+constexpr std::uint32_t half_groups(std::int64_t rows) {
+  return static_cast<std::uint32_t>((rows + 2 * kGroupRows - 1) / (2 * kGroupRows));
+}
+
 // Device pointers; the memory is the owner's.
 struct ResidentMatrix {
   std::int64_t rows = 0, cols = 0;
-  const std::uint8_t* sign_mantissa = nullptr;
+  const std::uint8_t* sign_mantissa = nullptr;  // at a multiple of 2 * kQuadBytes
   const std::uint8_t* streams = nullptr;
   const std::uint32_t* block_offsets = nullptr;
   const std::uint32_t* table = nullptr;
   std::uint32_t max_block_bytes = 0;  // of the largest block
+  // Row groups of the first half, and which of all the first one is, where this is a part of a matrix.
+  std::uint32_t half_groups = 0, first_group = 0;
+  // Runs of thread blocks that were taken, from either end: zero between launches. None where the sides are not known.
+  std::uint32_t* claims = nullptr;
+  PagePlaces places;
 
   constexpr codec::UnitGrid grid() const {
     return {static_cast<std::uint64_t>(rows), static_cast<std::uint64_t>(cols)};
@@ -117,8 +131,16 @@ struct ResidentMatrix {
   constexpr std::int64_t col_blocks() const { return static_cast<std::int64_t>(grid().col_blocks()); }
   constexpr std::int64_t col_groups() const { return static_cast<std::int64_t>(grid().groups()); }
   constexpr std::int64_t blocks() const { return row_groups() * col_blocks(); }
-  constexpr std::int64_t sign_mantissa_bytes() const {
-    return row_groups() * col_groups() * kGroupTiles * codec::kGroupBytes;
+  constexpr std::int64_t row_pages() const { return (col_groups() + 3) / 4 * 2; }
+  // Of all of a matrix.
+  constexpr std::int64_t sign_mantissa_bytes() const { return cuda::half_groups(rows) * row_pages() * kPairBytes; }
+  // From sign_mantissa, which lies at `address`, to the tiles of a group of 64 rows and one of 32 columns.
+  constexpr std::uint64_t slab_offset(std::uint64_t address, std::uint64_t row_group, std::uint64_t col_group) const {
+    const std::uint64_t group = first_group + row_group;
+    const bool later = group >= half_groups;
+    const std::uint64_t pair =
+        ((later ? group - half_groups : group) * static_cast<std::uint64_t>(row_pages()) + col_group / 2) * kPairBytes;
+    return pair + (places.turned(address + pair) != later ? kPageBytes : 0) + col_group % 2 * kSlabBytes;
   }
 };
 

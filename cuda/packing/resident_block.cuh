@@ -63,11 +63,13 @@ __device__ __forceinline__ std::uint32_t write_leaps(std::uint32_t* list, std::u
   return written - first;
 }
 
-// The unit's sign+mantissa bytes of its first group; the next groups' follow kGroupTiles * kGroupBytes apart.
-__device__ __forceinline__ std::uint8_t* place_sign_mantissa(const codec::UnitGrid& grid, const ResidentTarget& to,
-                                                             std::uint64_t tile, std::uint64_t block) {
-  const std::uint64_t group = tile / kGroupTiles * grid.groups() + block * codec::kBlockGroups;
-  return to.sign_mantissa + (group * kGroupTiles + tile % kGroupTiles) * codec::kGroupBytes;
+// Where the sign+mantissa bytes of a tile go in one of its block's groups.
+__device__ __forceinline__ std::uint8_t* place_sign_mantissa(const ResidentTarget& to, std::uint64_t tile,
+                                                             std::uint64_t block, std::uint32_t group) {
+  return to.sign_mantissa +
+         to.matrix.slab_offset(reinterpret_cast<std::uint64_t>(to.sign_mantissa), tile / kGroupTiles,
+                               block * codec::kBlockGroups + group) +
+         tile % kGroupTiles * codec::kGroupBytes;
 }
 
 }  // namespace glyd::cuda

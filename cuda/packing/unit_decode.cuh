@@ -143,12 +143,12 @@ __device__ __forceinline__ uint4 keep_first(uint4 v, int count) {
 // A unit where it lies in the resident layout.
 struct ResidentUnit {
   const std::uint32_t* starts;        // lane starts, with the exceptions before them
-  const std::uint8_t* sign_mantissa;  // of the first group; the next ones kGroupTiles * kGroupBytes apart
   TileWord header;
   std::uint32_t groups, exceptions;
 
   __device__ __forceinline__ ResidentUnit(const ResidentMatrix& m, std::uint32_t row_group, std::uint32_t block,
-                                          std::uint32_t tile) {
+                                          std::uint32_t tile)
+      : matrix_(m), row_group_(row_group), block_(block), tile_(tile) {
     const std::uint32_t col_blocks = static_cast<std::uint32_t>(m.col_blocks());
     const std::uint64_t at = m.block_offsets[static_cast<std::uint64_t>(row_group) * col_blocks + block];
     const std::uint8_t* const start = m.streams + at * 16;
@@ -157,15 +157,21 @@ struct ResidentUnit {
     starts = words + header.place;
     exceptions = header.place - (tile == 0 ? kBlockHeaderBytes / 4 : decode_tile_word(words[tile - 1]).end());
     groups = m.grid().block_groups(block);
-    sign_mantissa =
-        m.sign_mantissa +
-        ((static_cast<std::uint64_t>(row_group) * m.col_groups() + block * codec::kBlockGroups) * kGroupTiles + tile) *
-            codec::kGroupBytes;
+  }
+  __device__ __forceinline__ const std::uint8_t* sign_mantissa(std::uint32_t group) const {
+    return matrix_.sign_mantissa +
+           matrix_.slab_offset(reinterpret_cast<std::uint64_t>(matrix_.sign_mantissa), row_group_,
+                               block_ * codec::kBlockGroups + group) +
+           tile_ * codec::kGroupBytes;
   }
   __device__ __forceinline__ std::uint32_t exception(std::uint32_t i) const {
     return *(starts - 1 - static_cast<std::int32_t>(i));
   }
   __device__ __forceinline__ const std::uint32_t* bits() const { return starts + header.start_words(); }
+
+ private:
+  const ResidentMatrix& matrix_;
+  std::uint32_t row_group_, block_, tile_;
 };
 
 }  // namespace glyd::cuda

@@ -22,7 +22,6 @@ constexpr std::uint32_t kWarps = 10;  // of two blocks an SM; with more warps th
 constexpr std::uint32_t kThreads = kWarps * 32;
 constexpr std::uint32_t kSlotWords = kPadWords + kMaxUnitWords + kPadWords;
 constexpr int kMostGroups = codec::kBlockGroups, kGroupCols = codec::kGroupCols;
-constexpr int kGroupStep = kGroupTiles * codec::kGroupBytes;  // from group to group of a tile
 constexpr int kCopies = 32;
 constexpr std::uint32_t kSharedBytes = 4 * (SharedTable<kCopies>::kWords + kWarps * kSlotWords);
 
@@ -41,12 +40,11 @@ __device__ __forceinline__ void unpack_unit(const ResidentUnit& unit, const Shar
     __pipeline_memcpy_async(slot + kPadWords + i, bits + i, 4);
   __pipeline_commit();
   const std::uint32_t start = lane_start(unit.starts, unit.header, lane);
-  const std::uint8_t* const bytes = unit.sign_mantissa + lane * 16;
   const int groups = static_cast<int>(unit.groups);
   uint4 woven[kMostGroups];
 #pragma unroll
   for (int i = 0; i < kMostGroups; ++i)
-    if (i < groups) woven[i] = load_streaming_16(bytes + i * kGroupStep);
+    if (i < groups) woven[i] = load_streaming_16(unit.sign_mantissa(i) + lane * 16);
   __pipeline_wait_prior(0);
   __syncwarp();
 

@@ -125,7 +125,7 @@ __global__ void __launch_bounds__(kMaxGenericGroups<kColumns> * 128, 1)
       }
       meet();  // the buffer may be filled again
       if (valid && (++block == blocks || u + 1 == to)) {
-        store_partials(p, args.partials, args.tokens, step_row, place, warp, lane, acc);
+        store_partials(p, blockIdx.x, args.partials, args.tokens, step_row, place, warp, lane, acc);
         block = 0;
         ++step_row;
       }

@@ -78,8 +78,8 @@ struct Step {
     for (; block >= blocks; block -= blocks) ++row;
   }
 };
-__device__ __forceinline__ Step first_step(const Partition& p) {
-  const int index = p.first[blockIdx.x], row = p.row[blockIdx.x];
+__device__ __forceinline__ Step first_step(const Partition& p, int run) {
+  const int index = p.first[run], row = p.row[run];
   return {index, row, index - row * p.col_blocks()};
 }
 
@@ -89,14 +89,14 @@ struct StreamRange {
   __device__ __forceinline__ std::uint32_t bytes() const { return (end - begin) * 16; }
 };
 template <class Matrix>
-__device__ __forceinline__ StreamRange find_streams(const MultiplyArguments<Matrix>& args, int pass, const Step& step,
+__device__ __forceinline__ StreamRange find_streams(const MultiplyArguments<Matrix>& args, int run, int pass, const Step& step,
                                                     int place) {
   StreamRange range;
   if constexpr (Source<Matrix>::kPacked) {
     const Partition& p = args.partition;
     const int place_in_row = pass * args.pass_groups + place;
-    if (place < args.pass_groups && step.index >= p.begin_at(blockIdx.x, place_in_row) &&
-        step.index < p.end_at(blockIdx.x, place_in_row)) {
+    if (place < args.pass_groups && step.index >= p.begin_at(run, place_in_row) &&
+        step.index < p.end_at(run, place_in_row)) {
       const std::uint32_t* offset = args.weights.block_offsets +
                                     static_cast<std::int64_t>(p.first_group(step.row) + place_in_row) * p.col_blocks() +
                                     step.block;
@@ -108,7 +108,7 @@ __device__ __forceinline__ StreamRange find_streams(const MultiplyArguments<Matr
 }
 
 template <class Matrix, int kColumns>
-__device__ void produce(const MultiplyArguments<Matrix>& args, std::uint32_t ring, std::uint32_t full,
+__device__ void produce(const MultiplyArguments<Matrix>& args, int run, std::uint32_t ring, std::uint32_t full,
                         std::uint32_t empty, int begin, int end, int lane) {
   const Partition& p = args.partition;
   const int blocks = p.col_blocks();
@@ -139,11 +139,11 @@ __device__ void produce(const MultiplyArguments<Matrix>& args, std::uint32_t rin
   const int ahead = min(args.stages, end - begin);
   {
     const int stage = lane >> 3, place = lane & 7;
-    Step step = first_step(p);
+    Step step = first_step(p, run);
     step.move(stage, blocks);
     const int block = step.block;
     StreamRange range;
-    if (stage < ahead) range = find_streams(args, 0, step, place);  // a trip to memory, so before all else
+    if (stage < ahead) range = find_streams(args, run, 0, step, place);  // a trip to memory, so before all else
     if (lane < args.stages) {
       barrier_init(full + 8 * lane, 1);
       barrier_init(empty + 8 * lane, args.pass_groups * 4);
@@ -166,15 +166,15 @@ __device__ void produce(const MultiplyArguments<Matrix>& args, std::uint32_t rin
 
   int stage = ahead < args.stages ? ahead : 0, turn = ahead < args.stages ? 0 : 1;
   for (int pass = 0; pass < passes; ++pass) {
-    Step step = first_step(p);
+    Step step = first_step(p, run);
     if (pass == 0) step.move(ahead, blocks);
     StreamRange range;
-    if (step.index < end) range = find_streams(args, pass, step, lane);
+    if (step.index < end) range = find_streams(args, run, pass, step, lane);
     while (step.index < end) {
       const int block = step.block;
       step.move(1, blocks);
       StreamRange next;
-      if (step.index < end) next = find_streams(args, pass, step, lane);
+      if (step.index < end) next = find_streams(args, run, pass, step, lane);
       const std::uint32_t bytes = __reduce_add_sync(0xFFFFFFFF, range.bytes());
       if (turn > 0) barrier_wait(empty + 8 * stage, (turn - 1) & 1);
       if (lane == 0) barrier_expect(full + 8 * stage, bytes + x_bytes(block));
@@ -191,7 +191,7 @@ __device__ void produce(const MultiplyArguments<Matrix>& args, std::uint32_t rin
 }
 
 template <class Matrix, int kColumns, bool kWarpGroup>
-__device__ void consume(const MultiplyArguments<Matrix>& args, std::uint32_t queues, std::uint32_t ring,
+__device__ void consume(const MultiplyArguments<Matrix>& args, int run, std::uint32_t queues, std::uint32_t ring,
                         std::uint32_t full, int begin, int end, int warp, int lane) {
   using Tuned = Tuning<Matrix, kColumns>;
   using Walk = typename Tuned::Walk;
@@ -214,18 +214,18 @@ __device__ void consume(const MultiplyArguments<Matrix>& args, std::uint32_t que
   std::uint32_t entry = 0;
   if constexpr (Source<Matrix>::kPacked) entry = first_table_entry(args.weights.table, warp, lane);
   const auto walk_from = [&](int place) {
-    Step step = first_step(p);
-    step.move(p.begin_at(blockIdx.x, place) - step.index, blocks);
+    Step step = first_step(p, run);
+    step.move(p.begin_at(run, place) - step.index, blocks);
     return Walk(args.weights, p, step.row, place, step.block, warp, lane);
   };
-  if (p.begin_at(blockIdx.x, warp >> 2) < p.end_at(blockIdx.x, warp >> 2)) queue.fill(walk_from(warp >> 2));
+  if (p.begin_at(run, warp >> 2) < p.end_at(run, warp >> 2)) queue.fill(walk_from(warp >> 2));
   if constexpr (Source<Matrix>::kPacked) fill_table(args.weights.table, entry, warp, args.pass_groups * 4, lane);
   asm volatile("bar.sync 1, %0;" ::"r"(args.pass_groups * 128 + 32) : "memory");
 
   for (int pass = 0; pass < passes; ++pass) {
     const int place = pass * args.pass_groups + (warp >> 2);  // of the row group in the step
     // In the first step, in the last one, and from some row on there may be no row group for these warps.
-    const int from = p.begin_at(blockIdx.x, place), to = p.end_at(blockIdx.x, place);
+    const int from = p.begin_at(run, place), to = p.end_at(run, place);
     Walk walk = walk_from(place);
     if (pass > 0 && from < to) queue.fill(walk);
     float acc[kColumns / 8][4];
@@ -254,7 +254,7 @@ __device__ void consume(const MultiplyArguments<Matrix>& args, std::uint32_t que
       }
       if (u >= from && u < to && (walk.block() == 0 || u + 1 == to)) {
         const int step_row = walk.step_row() - (walk.block() == 0 ? 1 : 0);  // the walk is already behind the block
-        store_partials(p, args.partials, args.tokens, step_row, place, warp, lane, acc);
+        store_partials(p, run, args.partials, args.tokens, step_row, place, warp, lane, acc);
         fresh = 0;
       }
     }
@@ -262,6 +262,22 @@ __device__ void consume(const MultiplyArguments<Matrix>& args, std::uint32_t que
 }
 
 #endif
+
+// Which run a thread block takes: of those that are left the first, or on side 1 of the cache the last. So each side
+// reads the half of the weights that is near to it, but for a few runs where it has more multiprocessors than the other.
+// No run is taken twice, whatever the sides are. The last one to take clears the count for the next launch, which begins
+// once all thread blocks of this one have let it.
+__device__ __forceinline__ std::uint32_t claim_run(const ResidentMatrix& m, std::uint32_t runs) {
+  const std::uint32_t processor = processor_number();
+  const bool last_first = (m.places.sides[processor / 32 % (kMaxProcessors / 32)] >> processor % 32 & 1) != 0;
+  const std::uint32_t taken = atomicAdd(m.claims, last_first ? 0x10000 : 1);
+  const std::uint32_t first = taken & 0xFFFF, last = taken >> 16;
+  if (first + last + 1 == runs) {
+    atomicExch(m.claims, 0);
+    __threadfence();
+  }
+  return last_first ? runs - 1 - last : first;
+}
 
 // The producer's warp group has three warps that end at once. They are there because registers change hands between
 // warp groups only: all start with an equal share, the producers give most of theirs away.
@@ -290,16 +306,26 @@ __global__ void __launch_bounds__((kMaxPassGroups<kColumns> + 1) * 128, 1)
   const std::uint32_t bars = shared_address(shared_memory) + (Source<Matrix>::kPacked ? kTableBytes : 0);
   const std::uint32_t full = bars, empty = full + 8 * kMaxStages;
   const std::uint32_t ring = bars + 128 + consumers * Tuning<Matrix, kColumns>::Queue::kBytes;
-  const int begin = args.partition.first[blockIdx.x];
-  const int end = args.partition.end(blockIdx.x);
+  int run = blockIdx.x;
+  if constexpr (Source<Matrix>::kPacked) {
+    if (args.weights.claims != nullptr) {
+      const std::uint32_t claimed = bars + 16 * kMaxStages;
+      if (threadIdx.x == 0) store_shared(claimed, claim_run(args.weights, args.partition.ctas));
+      __syncthreads();
+      run = static_cast<int>(load_shared(claimed));
+    }
+    run = __shfl_sync(0xFFFFFFFF, run, 0);  // tells the compiler that it is the same for all
+  }
+  const int begin = args.partition.first[run];
+  const int end = args.partition.end(run);
   if (begin == end) return;
   if (warp >= consumers) {
     give_registers<kProducerRegisters<kColumns>>();
     if (warp > consumers) return;
-    produce<Matrix, kColumns>(args, ring, full, empty, begin, end, lane);
+    produce<Matrix, kColumns>(args, run, ring, full, empty, begin, end, lane);
   } else {
     take_registers<kConsumerRegisters<kColumns>>();
-    consume<Matrix, kColumns, kWarpGroup>(args, bars + 128, ring, full, begin, end, warp, lane);
+    consume<Matrix, kColumns, kWarpGroup>(args, run, bars + 128, ring, full, begin, end, warp, lane);
   }
 #else
   __trap();  // choose_kernels() takes these kernels for sm_90a alone

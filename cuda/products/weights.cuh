@@ -14,30 +14,39 @@ __device__ __forceinline__ int row_group_behind(const Partition& p, int step_row
   return next < p.steps_down ? p.first_group(next) + (place < p.groups_of(next) ? place : 0) : 0;
 }
 
-// A walk along the weights of a warp's 16 rows, at the block of 256 columns that is asked for.
+// A walk along the weights of a warp's 16 rows, at the block of 256 columns that is asked for. Where a block's pages are
+// follows from its address (PagePlaces).
 class PackedWalk {
  public:
   using Raw = uint4;
 
   __device__ PackedWalk(const ResidentMatrix& m, const Partition& p, int step_row, int place, int block, int warp,
                         int lane)
-      : p_(p),
-        row_bytes_(m.col_groups() * kGroupTiles * codec::kGroupBytes),
+      : m_(m),
+        p_(p),
         blocks_(p.col_blocks()),
         block_(block),
         step_row_(step_row),
-        place_(place < p.groups_of(step_row) ? place : 0) {
-    base_ = m.sign_mantissa + (warp & 3) * codec::kGroupBytes + lane * 16;
-    at_ = base_ + (p.first_group(step_row) + place_) * row_bytes_ +
-          static_cast<std::int64_t>(block) * codec::kBlockGroups * kStride;
+        place_(place < p.groups_of(step_row) ? place : 0),
+        lane_offset_((warp & 3) * codec::kGroupBytes + lane * 16) {
+    find(p.first_group(step_row) + place_, block);
   }
-  __device__ __forceinline__ const void* address(int g) const { return at_ + g * kStride; }
+  __device__ __forceinline__ const void* address(int g) const {
+    // Of pairs beside each other the other page.
+    const std::uint32_t page = g % 4 >= 2 ? page_ ^ (kPairBytes | kPageBytes) : page_;
+    std::uint64_t address;
+    asm("mov.b64 %0, {%1, %2};" : "=l"(address) : "r"(page), "r"(high_));
+    return reinterpret_cast<const std::uint8_t*>(address) + (g / 4 * kQuadBytes + g % 2 * kSlabBytes);
+  }
   __device__ __forceinline__ Raw load(int g) const { return load_streaming_16(address(g)); }
   __device__ __forceinline__ void step() {
     if (++block_ < blocks_) {
-      at_ += codec::kBlockGroups * kStride;
+      const std::uint32_t before = low_;
+      low_ += kBlockBytes;
+      high_ += low_ < before ? 1 : 0;
+      find_page();
     } else {
-      at_ = base_ + row_group_behind(p_, step_row_, place_) * row_bytes_;
+      find(row_group_behind(p_, step_row_, place_), 0);
       block_ = 0;
       ++step_row_;
     }
@@ -47,12 +56,31 @@ class PackedWalk {
   __device__ __forceinline__ int step_row() const { return step_row_; }
 
  private:
-  static constexpr int kStride = kGroupTiles * codec::kGroupBytes;  // from a group of 32 columns to the next
+  static constexpr std::uint32_t kBlockBytes = 2 * kQuadBytes;  // and those of its partner
 
+  __device__ __forceinline__ void find(int row_group, int block) {
+    const std::uint32_t group = m_.first_group + row_group;
+    const bool later = group >= m_.half_groups;
+    const std::uint64_t at = reinterpret_cast<std::uint64_t>(m_.sign_mantissa) + lane_offset_ +
+                             (later ? group - m_.half_groups : group) * static_cast<std::uint64_t>(m_.row_pages() * kPairBytes) +
+                             block * kBlockBytes;
+    low_ = static_cast<std::uint32_t>(at);
+    high_ = static_cast<std::uint32_t>(at >> 32);
+    odd_ = m_.places.odd_from(at) ^ (later ? ~0u : 0);
+    find_page();
+  }
+  __device__ __forceinline__ void find_page() {
+    const std::uint32_t odd = __funnelshift_r(odd_, odd_, low_ >> 21);
+    page_ = ((__popc(low_ & m_.places.mask) + odd) * kPageBytes & kPageBytes) | low_;
+  }
+
+  const ResidentMatrix& m_;
   const Partition& p_;
-  std::int64_t row_bytes_;
   int blocks_, block_, step_row_, place_;
-  const std::uint8_t *base_, *at_;
+  std::uint32_t lane_offset_;
+  std::uint32_t odd_;         // of the row, whose place decides which bit is which 2 MB
+  std::uint32_t low_, high_;  // address of the block's first pair
+  std::uint32_t page_;        // of that pair the own one: the lower half of the address
 };
 
 class PlainWalk {
@@ -176,7 +204,7 @@ struct RegisterQueue {
   static constexpr int kBatch = kAhead / 2, kStepsAt = static_cast<int>(codec::kBlockGroups) - kBatch;
   typename Walk::Raw raw[kAhead];
 
-  // Of a block that has fewer groups, what lies behind them is read too (kReadAhead, kPlainReadAhead).
+  // Of a block that has fewer groups, what lies behind them is read too (pages are there by twos; kPlainReadAhead).
   __device__ __forceinline__ void fill(const Walk& walk) {
 #pragma unroll
     for (int i = 0; i < kBatch; ++i) raw[i] = walk.load(i);
@@ -267,13 +295,13 @@ __device__ __forceinline__ void run_block(Unit& unit, Walk& walk, Queue& queue, 
   }
 }
 
-// Writes a warp's 16 rows of sums as the piece that this thread block makes of them, and clears them.
+// Writes a warp's 16 rows of sums as the piece that run makes of them, and clears them.
 template <int kTiles>
-__device__ __forceinline__ void store_partials(const Partition& p, float* partials, int tokens, int step_row, int place,
-                                               int warp, int lane, float (&acc)[kTiles][4]) {
+__device__ __forceinline__ void store_partials(const Partition& p, int run, float* partials, int tokens, int step_row,
+                                               int place, int warp, int lane, float (&acc)[kTiles][4]) {
   // A short way to the addresses, since all wait for the last sums.
   const auto stored = static_cast<std::uint32_t>(p.row_groups()) * kGroupRows;
-  const auto first_token = static_cast<std::uint32_t>(p.piece(blockIdx.x, step_row, place) * tokens + (lane & 3) * 2);
+  const auto first_token = static_cast<std::uint32_t>(p.piece(run, step_row, place) * tokens + (lane & 3) * 2);
   const std::int64_t token_stride = stored;
   float* const out = partials + (std::uint64_t{first_token} * stored + (p.first_group(step_row) + place) * kGroupRows +
                                  (warp & 3) * 16 + (lane >> 2));

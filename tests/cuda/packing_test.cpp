@@ -120,7 +120,9 @@ Bytes file_bytes_of(const Resident& r, const UnitGrid& grid) {
   for (std::uint64_t tile = 0; tile < groups * 4; ++tile) {
     for (std::uint64_t group = 0; group < grid.groups(); ++group) {
       const std::uint8_t* from =
-          r.on_host(r.matrix.sign_mantissa) + ((tile / 4 * grid.groups() + group) * 4 + tile % 4) * codec::kGroupBytes;
+          r.on_host(r.matrix.sign_mantissa) +
+          r.matrix.slab_offset(reinterpret_cast<std::uint64_t>(r.matrix.sign_mantissa), tile / 4, group) +
+          tile % 4 * codec::kGroupBytes;
       if (tile < grid.row_tiles()) {
         for (std::uint32_t i = 0; i < codec::kGroupBytes; i += 4) {
           const std::uint32_t bytes = unweave(number_at<std::uint32_t>(from + i));
@@ -180,7 +182,7 @@ void check_matrix(const UnitGrid& grid, const Weights& weights) {
   REQUIRE(file.has_value());
   const std::optional<Resident> packed = pack_on_gpu(grid, plain, kPackAny);
   REQUIRE(packed.has_value());
-  CHECK(file_bytes_of(*packed, grid) == *file);
+  CHECK((file_bytes_of(*packed, grid) == *file));
   const cuda::HostResident expected = cuda::gather_reference(std::as_bytes(std::span(*file)));
   CHECK(packed->streams() == Bytes(expected.streams.begin(), expected.streams.end()));
 
@@ -289,7 +291,7 @@ TEST_CASE("the GPU leaves plain what the CPU leaves plain", "[cuda][gpu][packing
     const std::optional<Bytes> file = pack_on_cpu(grid, weights, options);
     const std::optional<Resident> packed = pack_on_gpu(grid, plain, options);
     REQUIRE(packed.has_value() == file.has_value());
-    if (packed) CHECK(file_bytes_of(*packed, grid) == *file);
+    if (packed) CHECK((file_bytes_of(*packed, grid) == *file));
     return packed.has_value();
   };
   CHECK_FALSE(agree({64, 512}, random_bits(64 * 512, seed), {}));

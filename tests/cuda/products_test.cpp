@@ -46,8 +46,10 @@ class Matrix {
     const auto packed =
         codec::pack({static_cast<std::uint64_t>(rows), static_cast<std::uint64_t>(cols)}, weights_, options, pool);
     host_ = cuda::gather_reference(*packed);
-    host_.sign_mantissa.resize(host_.sign_mantissa.size() + cuda::kReadAhead);
-    sign_mantissa_ = std::make_unique<test::DeviceBuffer<std::uint8_t>>(host_.sign_mantissa);
+    sign_mantissa_ =
+        std::make_unique<test::DeviceBuffer<std::uint8_t>>(host_.sign_mantissa.size() + 2 * cuda::kQuadBytes);
+    CUDA_REQUIRE(
+        cudaMemcpy(sign_mantissa(), host_.sign_mantissa.data(), host_.sign_mantissa.size(), cudaMemcpyHostToDevice));
     streams_ = std::make_unique<test::DeviceBuffer<std::uint8_t>>(host_.streams);
     offsets_ = std::make_unique<test::DeviceBuffer<std::uint32_t>>(host_.block_offsets);
     table_ = std::make_unique<test::DeviceBuffer<std::uint32_t>>(host_.table);
@@ -59,13 +61,9 @@ class Matrix {
   }
 
   cuda::ResidentMatrix packed() {
-    return {rows_,
-            cols_,
-            sign_mantissa_->data(),
-            streams_->data(),
-            offsets_->data(),
-            table_->data(),
-            host_.max_block_bytes};
+    return {rows_,          cols_,           sign_mantissa(),       streams_->data(),  offsets_->data(),
+            table_->data(), host_.max_block_bytes, host_.half_groups, 0,                nullptr,
+            {}};
   }
   cuda::PlainMatrix plain() { return {plain_->data(), rows_, cols_, stride_}; }
   // Leaps in the lists of exceptions.
@@ -92,6 +90,12 @@ class Matrix {
   }
 
  private:
+  std::uint8_t* sign_mantissa() {
+    constexpr std::uint64_t kTo = 2 * cuda::kQuadBytes;
+    return reinterpret_cast<std::uint8_t*>((reinterpret_cast<std::uint64_t>(sign_mantissa_->data()) + kTo - 1) / kTo *
+                                           kTo);
+  }
+
   std::int64_t rows_, cols_, stride_;
   std::vector<Bf16> weights_;
   cuda::HostResident host_;

@@ -69,8 +69,8 @@ void load_matrices(LoadedModel& m, const Origin& origin, const Place& place, Wei
   const model::ModelSpec spec = model::shard_spec(origin.spec, m.shard);
   int shared_bytes = 0;
   check(cudaDeviceGetAttribute(&shared_bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin, place.index), "the GPU");
-  const LoadSettings settings{format, place.multiprocessors, cuda::largest_block_bytes(place.kernels, shared_bytes),
-                              m.stream.get()};
+  const LoadSettings settings{format, place.multiprocessors, place.kernels,
+                              cuda::largest_block_bytes(place.kernels, shared_bytes), m.stream.get()};
   const bool random = origin.checkpoint == nullptr;
   const bool packs = format == WeightFormat::Packed && (random || is_plain_checkpoint(origin));
   double pack_seconds = 0;

@@ -205,27 +205,44 @@ std::optional<ResidentBytes> Packer::prepare_from_file_bytes(const std::uint8_t*
   return keep_sizes(summary);
 }
 
-cuda::ResidentMatrix Packer::finish(void* memory, cudaStream_t stream) {
-  if (!plain_ && !packed_) fail(Code::Runtime, "no matrix was prepared for packing");
-  const cuda::ResidentMatrix matrix =
+cuda::ResidentMatrix Packer::finish(void* memory, cudaStream_t stream, const CacheSides* sides) {
+  cuda::ResidentMatrix matrix =
       resident_matrix_at(static_cast<std::uint8_t*>(memory), rows_, cols_, bytes_, max_block_bytes_);
+  if (sides != nullptr && sides->known()) {
+    matrix.places = sides->places(matrix, stream);
+  } else {
+    matrix.claims = nullptr;
+  }
+  write(matrix, stream);
+  return matrix;
+}
+
+cuda::ResidentMatrix Packer::finish_at(void* memory, cudaStream_t stream, const cuda::PagePlaces& places) {
+  cuda::ResidentMatrix matrix =
+      resident_matrix_at(static_cast<std::uint8_t*>(memory), rows_, cols_, bytes_, max_block_bytes_);
+  matrix.places = places;
+  write(matrix, stream);
+  return matrix;
+}
+
+void Packer::write(const cuda::ResidentMatrix& matrix, cudaStream_t stream) const {
+  if (!plain_ && !packed_) fail(Code::Runtime, "no matrix was prepared for packing");
   const auto copy = [&](const std::uint32_t* to, const std::uint32_t* from, std::uint64_t bytes) {
     check(cudaMemcpyAsync(const_cast<std::uint32_t*>(to), from, bytes, cudaMemcpyDeviceToDevice, stream), kWork);
   };
   copy(matrix.block_offsets, parts_.block_offsets, bytes_.offsets);
   copy(matrix.table, parts_.table, bytes_.table);
   const cuda::ResidentTarget to{const_cast<std::uint8_t*>(matrix.sign_mantissa),
-                                const_cast<std::uint8_t*>(matrix.streams), matrix.block_offsets};
-  if (matrix.grid().row_tiles() % cuda::kGroupTiles != 0) {  // tiles that only fill up the last group hold zeros
-    const std::uint64_t group = bytes_.sign_mantissa / static_cast<std::uint64_t>(matrix.row_groups());
-    check(cudaMemsetAsync(to.sign_mantissa + bytes_.sign_mantissa - group, 0, group, stream), kWork);
-  }
+                                const_cast<std::uint8_t*>(matrix.streams), matrix.block_offsets, matrix};
+  if (matrix.claims != nullptr) check(cudaMemsetAsync(matrix.claims, 0, bytes_.claims, stream), kWork);
+  // What only fills up groups, quads and halves holds zeros.
+  if (rows_ % (2 * cuda::kGroupRows) != 0 || cols_ % (4 * codec::kGroupCols) != 0)
+    check(cudaMemsetAsync(to.sign_mantissa, 0, bytes_.sign_mantissa, stream), kWork);
   if (plain_) {
     check(cuda::encode_units(*plain_, encoder_, parts_.headers, to, stream), kWork);
   } else {
     check(cuda::gather_units(*packed_, parts_.headers, parts_.unit_offsets, parts_.table, to, stream), kWork);
   }
-  return matrix;
 }
 
 }  // namespace glyd::runner

@@ -12,6 +12,7 @@
 
 #include "codec/pack.h"
 #include "cuda/packing/packing.h"
+#include "runner/cuda/cache_sides.h"
 #include "runner/cuda/resident_matrix.h"
 
 namespace glyd::runner {
@@ -40,8 +41,11 @@ class Packer {
   std::optional<ResidentBytes> prepare_from_file_bytes(const std::uint8_t* bytes, std::uint64_t size,
                                                        std::string_view what, cudaStream_t stream);
 
-  // Writes the prepared matrix to `memory`: the bytes that prepare told, aligned to 256. Does not wait for the stream.
-  cuda::ResidentMatrix finish(void* memory, cudaStream_t stream);
+  // Writes the prepared matrix to `memory`: the bytes that prepare told, aligned to 256. Its pages go where the
+  // multiprocessors that multiply it are near, if the sides are known.
+  cuda::ResidentMatrix finish(void* memory, cudaStream_t stream, const CacheSides* sides = nullptr);
+  // The same with places that were thought of (as tests do).
+  cuda::ResidentMatrix finish_at(void* memory, cudaStream_t stream, const cuda::PagePlaces& places);
 
   // Bytes of the prepared matrix's largest block.
   std::uint32_t max_block_bytes() const { return max_block_bytes_; }
@@ -68,6 +72,7 @@ class Packer {
   void upload_table(const codec::PairCode& code, cudaStream_t stream);
   cuda::PackSummary read_summary(cudaStream_t stream) const;
   ResidentBytes keep_sizes(const cuda::PackSummary& summary);
+  void write(const cuda::ResidentMatrix& matrix, cudaStream_t stream) const;
 
   void* scratch_;
   std::uint64_t scratch_bytes_;

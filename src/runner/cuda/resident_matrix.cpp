@@ -1,12 +1,13 @@
 #include "runner/cuda/resident_matrix.h"
 
-#include <algorithm>
 #include <cmath>
+
+#include "base/sizes.h"
 
 namespace glyd::runner {
 namespace {
 
-constexpr std::uint64_t kSectionAlignment = 256;
+constexpr std::uint64_t kSectionAlignment = 256, kMatrixAlignment = 2 * cuda::kQuadBytes;
 constexpr std::uint64_t kMostBlockOverhead = cuda::kBlockHeaderBytes + 12, kMostMatrixOverhead = 16;
 constexpr double kExpectedStreamBits = 2.78;  // a weight; units with their headers and exceptions
 
@@ -18,6 +19,7 @@ cuda::ResidentMatrix shape(std::int64_t rows, std::int64_t cols) {
   cuda::ResidentMatrix m;
   m.rows = rows;
   m.cols = cols;
+  m.half_groups = cuda::half_groups(rows);
   return m;
 }
 
@@ -30,9 +32,10 @@ ResidentBytes resident_bytes(std::int64_t rows, std::int64_t cols, std::uint64_t
   bytes.streams = stream_bytes;
   bytes.offsets = 4 * (static_cast<std::uint64_t>(m.blocks()) + 1);
   bytes.table = 4 * cuda::kTableEntries;
-  bytes.total = align_section(bytes.sign_mantissa) + align_section(bytes.streams) + align_section(bytes.offsets) +
-                align_section(bytes.table);
-  bytes.total = std::max(bytes.total, align_section(bytes.sign_mantissa + cuda::kReadAhead));
+  bytes.claims = 4;
+  bytes.total = kMatrixAlignment - kSectionAlignment + align_section(bytes.sign_mantissa) +
+                align_section(bytes.streams) + align_section(bytes.offsets) + align_section(bytes.table) +
+                align_section(bytes.claims);
   return bytes;
 }
 
@@ -61,11 +64,15 @@ std::uint64_t resident_bytes_estimate(std::int64_t rows, std::int64_t cols) {
 cuda::ResidentMatrix resident_matrix_at(std::uint8_t* memory, std::int64_t rows, std::int64_t cols,
                                         const ResidentBytes& bytes, std::uint32_t max_block_bytes) {
   cuda::ResidentMatrix m = shape(rows, cols);
-  m.sign_mantissa = memory;
+  m.sign_mantissa =
+      reinterpret_cast<std::uint8_t*>(round_up(reinterpret_cast<std::uint64_t>(memory), kMatrixAlignment));
+  m.places.first = static_cast<std::uint32_t>(reinterpret_cast<std::uint64_t>(m.sign_mantissa) >> 26);
   m.streams = m.sign_mantissa + align_section(bytes.sign_mantissa);
   const std::uint8_t* const offsets = m.streams + align_section(bytes.streams);
   m.block_offsets = reinterpret_cast<const std::uint32_t*>(offsets);
   m.table = reinterpret_cast<const std::uint32_t*>(offsets + align_section(bytes.offsets));
+  m.claims = reinterpret_cast<std::uint32_t*>(const_cast<std::uint8_t*>(offsets) + align_section(bytes.offsets) +
+                                              align_section(bytes.table));
   m.max_block_bytes = max_block_bytes;
   return m;
 }

@@ -8,13 +8,14 @@
 namespace glyd::runner {
 
 // Sizes of the sections of a resident matrix. In memory they follow each other in this order, each from a multiple of
-// 256 bytes.
+// 256 bytes, the first one from a multiple of 2 * kQuadBytes.
 struct ResidentBytes {
   std::uint64_t sign_mantissa = 0;
   std::uint64_t streams = 0;
   std::uint64_t offsets = 0;
   std::uint64_t table = 0;
-  std::uint64_t total = 0;  // with the space between sections; a multiple of 256
+  std::uint64_t claims = 0;
+  std::uint64_t total = 0;  // with the space before and between sections; a multiple of 256
 };
 
 ResidentBytes resident_bytes(std::int64_t rows, std::int64_t cols, std::uint64_t stream_bytes);

@@ -7,6 +7,7 @@
 #include "base/sizes.h"
 #include "base/timing.h"
 #include "cuda/packing/packing.h"
+#include "runner/cuda/cache_sides.h"
 #include "runner/cuda/check.h"
 #include "runner/cuda/device_memory.h"
 #include "runner/cuda/packer.h"
@@ -37,7 +38,7 @@ DeviceMatrix rows_of(const DeviceMatrix& m, std::int64_t first, std::int64_t row
     const std::int64_t group = first / cuda::kGroupRows;
     part.packed = *m.packed;
     part.packed->rows = rows;
-    part.packed->sign_mantissa += group * m.packed->col_groups() * cuda::kGroupTiles * codec::kGroupBytes;
+    part.packed->first_group += static_cast<std::uint32_t>(group);
     part.packed->block_offsets += group * m.packed->col_blocks();
   } else {
     part.plain = {m.plain.data + first * m.plain.stride, rows, m.cols, m.plain.stride};
@@ -55,7 +56,10 @@ class Loader {
         settings_(settings),
         arena_(arena),
         progress_(progress),
-        scratch_(sizes.load_scratch) {}
+        scratch_(sizes.load_scratch) {
+    if (sizes.any_packed && settings.kernels == cuda::KernelSet::Hopper)
+      sides_.emplace(settings.multiprocessors, settings.stream);
+  }
 
   DeviceWeights load(const model::ModelSpec& spec) {
     const std::uint64_t before = arena_.used();
@@ -163,7 +167,7 @@ class Loader {
     }
     void* memory = arena_.take(prepared->total, name.c_str());
     timed([&] {
-      const cuda::ResidentMatrix resident = packer.finish(memory, settings_.stream);
+      const cuda::ResidentMatrix resident = packer.finish(memory, settings_.stream, sides_ ? &*sides_ : nullptr);
       check(cudaStreamSynchronize(settings_.stream), "packing weights");
       m.packed = resident;
     });
@@ -194,6 +198,7 @@ class Loader {
   Arena& arena_;
   Progress& progress_;
   DeviceMemory scratch_;
+  std::optional<CacheSides> sides_;
 };
 
 }  // namespace

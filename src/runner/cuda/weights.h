@@ -57,6 +57,7 @@ WeightSizes weight_sizes(const model::ModelSpec& spec, const model::Shard& shard
 struct LoadSettings {
   WeightFormat format = WeightFormat::AsStored;
   int multiprocessors = 1;
+  cuda::KernelSet kernels = cuda::KernelSet::Generic;
   std::uint32_t largest_block = 0;  // bytes that the product kernels have room for
   cudaStream_t stream = nullptr;
 };
