@@ -93,8 +93,8 @@ Matrix make_matrix(const std::string& name, std::int64_t rows, std::int64_t cols
     if (!sizes) sizes = packer.prepare_from_bf16(data, rows, cols, stride, stream);
     if (!sizes) fail(Code::Runtime, "{} does not shrink", name);
     m.plain.push_back({data, rows, cols, stride});
-    m.packed.push_back(packer.finish(m.memory.emplace_back(sizes->total).get(), stream,
-                                     device.sides ? &*device.sides : nullptr));
+    m.packed.push_back(
+        packer.finish(m.memory.emplace_back(sizes->total).get(), stream, device.sides ? &*device.sides : nullptr));
   }
   check(cudaStreamSynchronize(stream), "packing");
   m.packed_bytes = sizes->sign_mantissa + sizes->streams + sizes->offsets;

@@ -1,7 +1,7 @@
 // Times the way to the L2 cache by atomic additions of nothing, which are done where an address belongs: loads would be
-// answered from the near half, which keeps copies. A chain of them, each one's address from the one before, on some lines
-// of a page; the shortest of several, since other traffic only adds. Near and far are 200 clocks apart on an H200, and
-// lines of one half within 20.
+// answered from the near half, which keeps copies. A chain of them, each one's address from the one before, on some
+// lines of a page; the shortest of several, since other traffic only adds. Near and far are 200 clocks apart on an
+// H200, and lines of one half within 20.
 
 #include "cuda/common/compare_ways.h"
 
@@ -18,8 +18,8 @@ constexpr int kSharedBytes = 120 * 1024;  // more than half of what there is: on
 __device__ __forceinline__ std::int32_t clocks_to(std::uint64_t page, std::uint32_t first_line, std::uint32_t zero) {
   std::uint32_t sum = 0;
   for (std::uint32_t line = 0; line < kLines; ++line) {
-    auto* at = reinterpret_cast<std::uint32_t*>(
-        page + (first_line + line * (kPageBytes / kLineBytes / kLines)) * kLineBytes % kPageBytes);
+    auto* at = reinterpret_cast<std::uint32_t*>(page + (first_line + line * (kPageBytes / kLineBytes / kLines)) *
+                                                           kLineBytes % kPageBytes);
     at += atomicAdd(at, 0u) & zero;  // brings the line
     std::uint32_t least = ~0u;
     for (std::uint32_t chain = 0; chain < kChains; ++chain) {

@@ -17,8 +17,8 @@ struct HostResident {
   std::uint32_t max_block_bytes = 0, half_groups = 0;
 };
 
-// `packed`: a packed matrix in the file's format, of this program (nothing is checked). With the places of a device that
-// nothing is known of.
+// `packed`: a packed matrix in the file's format, of this program (nothing is checked). With the places of a device
+// that nothing is known of.
 HostResident gather_reference(std::span<const std::byte> packed);
 
 }  // namespace glyd::cuda

@@ -24,12 +24,19 @@ inline constexpr std::uint32_t kQuadBytes = 2 * kPairBytes;
 inline constexpr std::uint32_t kParityPage = 2 << 20;  // physical addresses: of what lies within the bits are known
 inline constexpr std::uint32_t kMaxProcessors = 192;
 
+// Where group g of 32 columns of a block lies, 64 rows x 32 columns each, from where its first page is: pairs beside
+// each other have it in the other page.
+constexpr std::uint64_t slab_of_block(std::uint64_t first_page, std::uint32_t g) {
+  return (g % 4 >= 2 ? first_page ^ (kPairBytes | kPageBytes) : first_page) + g / 4 * kQuadBytes +
+         g % 2 * kPageBytes / 2;
+}
+
 struct PagePlaces {
   static constexpr std::uint32_t kOddWords = 32;  // 64 MB of addresses each; a larger matrix has zeros
 
-  std::uint32_t mask = 1 << 13;         // whose parity counts: of a pair's address bit 13, never 14, and any to 20
-  std::uint32_t first = 0;              // the matrix's first address / 64 MB
-  std::uint32_t odd[kOddWords] = {};    // a bit for 2 MB of addresses: 1 where the parity is the other way round
+  std::uint32_t mask = 1 << 13;       // whose parity counts: of a pair's address bit 13, never 14, and any to 20
+  std::uint32_t first = 0;            // the matrix's first address / 64 MB
+  std::uint32_t odd[kOddWords] = {};  // a bit for 2 MB of addresses: 1 where the parity is the other way round
   std::uint32_t sides[kMaxProcessors / 32] = {};  // a bit for each multiprocessor: the half of the cache it is next to
 
   constexpr std::uint32_t odd_at(std::uint64_t address) const {

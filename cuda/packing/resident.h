@@ -113,7 +113,7 @@ constexpr std::uint32_t half_groups(std::int64_t rows) {
 // Device pointers; the memory is the owner's.
 struct ResidentMatrix {
   std::int64_t rows = 0, cols = 0;
-  const std::uint8_t* sign_mantissa = nullptr;  // at a multiple of 2 * kQuadBytes
+  const std::uint8_t* sign_mantissa = nullptr;  // at a multiple of kQuadBytes, or of 2 where sides are known
   const std::uint8_t* streams = nullptr;
   const std::uint32_t* block_offsets = nullptr;
   const std::uint32_t* table = nullptr;

@@ -142,13 +142,15 @@ __device__ __forceinline__ uint4 keep_first(uint4 v, int count) {
 
 // A unit where it lies in the resident layout.
 struct ResidentUnit {
-  const std::uint32_t* starts;        // lane starts, with the exceptions before them
+  const std::uint32_t* starts;  // lane starts, with the exceptions before them
   TileWord header;
   std::uint32_t groups, exceptions;
 
   __device__ __forceinline__ ResidentUnit(const ResidentMatrix& m, std::uint32_t row_group, std::uint32_t block,
                                           std::uint32_t tile)
-      : matrix_(m), row_group_(row_group), block_(block), tile_(tile) {
+      : page_(reinterpret_cast<std::uint64_t>(m.sign_mantissa) +
+              m.slab_offset(reinterpret_cast<std::uint64_t>(m.sign_mantissa), row_group, block * codec::kBlockGroups)),
+        tile_(tile) {
     const std::uint32_t col_blocks = static_cast<std::uint32_t>(m.col_blocks());
     const std::uint64_t at = m.block_offsets[static_cast<std::uint64_t>(row_group) * col_blocks + block];
     const std::uint8_t* const start = m.streams + at * 16;
@@ -159,10 +161,7 @@ struct ResidentUnit {
     groups = m.grid().block_groups(block);
   }
   __device__ __forceinline__ const std::uint8_t* sign_mantissa(std::uint32_t group) const {
-    return matrix_.sign_mantissa +
-           matrix_.slab_offset(reinterpret_cast<std::uint64_t>(matrix_.sign_mantissa), row_group_,
-                               block_ * codec::kBlockGroups + group) +
-           tile_ * codec::kGroupBytes;
+    return reinterpret_cast<const std::uint8_t*>(slab_of_block(page_, group)) + tile_ * codec::kGroupBytes;
   }
   __device__ __forceinline__ std::uint32_t exception(std::uint32_t i) const {
     return *(starts - 1 - static_cast<std::int32_t>(i));
@@ -170,8 +169,8 @@ struct ResidentUnit {
   __device__ __forceinline__ const std::uint32_t* bits() const { return starts + header.start_words(); }
 
  private:
-  const ResidentMatrix& matrix_;
-  std::uint32_t row_group_, block_, tile_;
+  std::uint64_t page_;  // the block's first
+  std::uint32_t tile_;
 };
 
 }  // namespace glyd::cuda

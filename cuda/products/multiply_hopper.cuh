@@ -89,8 +89,8 @@ struct StreamRange {
   __device__ __forceinline__ std::uint32_t bytes() const { return (end - begin) * 16; }
 };
 template <class Matrix>
-__device__ __forceinline__ StreamRange find_streams(const MultiplyArguments<Matrix>& args, int run, int pass, const Step& step,
-                                                    int place) {
+__device__ __forceinline__ StreamRange find_streams(const MultiplyArguments<Matrix>& args, int run, int pass,
+                                                    const Step& step, int place) {
   StreamRange range;
   if constexpr (Source<Matrix>::kPacked) {
     const Partition& p = args.partition;
@@ -264,9 +264,9 @@ __device__ void consume(const MultiplyArguments<Matrix>& args, int run, std::uin
 #endif
 
 // Which run a thread block takes: of those that are left the first, or on side 1 of the cache the last. So each side
-// reads the half of the weights that is near to it, but for a few runs where it has more multiprocessors than the other.
-// No run is taken twice, whatever the sides are. The last one to take clears the count for the next launch, which begins
-// once all thread blocks of this one have let it.
+// reads the half of the weights that is near to it, but for a few runs where it has more multiprocessors than the
+// other. No run is taken twice, whatever the sides are. The last one to take clears the count for the next launch,
+// which begins once all thread blocks of this one have let it.
 __device__ __forceinline__ std::uint32_t claim_run(const ResidentMatrix& m, std::uint32_t runs) {
   const std::uint32_t processor = processor_number();
   const bool last_first = (m.places.sides[processor / 32 % (kMaxProcessors / 32)] >> processor % 32 & 1) != 0;

@@ -14,8 +14,8 @@ __device__ __forceinline__ int row_group_behind(const Partition& p, int step_row
   return next < p.steps_down ? p.first_group(next) + (place < p.groups_of(next) ? place : 0) : 0;
 }
 
-// A walk along the weights of a warp's 16 rows, at the block of 256 columns that is asked for. Where a block's pages are
-// follows from its address (PagePlaces).
+// A walk along the weights of a warp's 16 rows, at the block of 256 columns that is asked for. Where a block's pages
+// are follows from its address (PagePlaces).
 class PackedWalk {
  public:
   using Raw = uint4;
@@ -61,9 +61,10 @@ class PackedWalk {
   __device__ __forceinline__ void find(int row_group, int block) {
     const std::uint32_t group = m_.first_group + row_group;
     const bool later = group >= m_.half_groups;
-    const std::uint64_t at = reinterpret_cast<std::uint64_t>(m_.sign_mantissa) + lane_offset_ +
-                             (later ? group - m_.half_groups : group) * static_cast<std::uint64_t>(m_.row_pages() * kPairBytes) +
-                             block * kBlockBytes;
+    const std::uint64_t at =
+        reinterpret_cast<std::uint64_t>(m_.sign_mantissa) + lane_offset_ +
+        (later ? group - m_.half_groups : group) * static_cast<std::uint64_t>(m_.row_pages() * kPairBytes) +
+        block * kBlockBytes;
     low_ = static_cast<std::uint32_t>(at);
     high_ = static_cast<std::uint32_t>(at >> 32);
     odd_ = m_.places.odd_from(at) ^ (later ? ~0u : 0);

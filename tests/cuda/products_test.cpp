@@ -61,8 +61,16 @@ class Matrix {
   }
 
   cuda::ResidentMatrix packed() {
-    return {rows_,          cols_,           sign_mantissa(),       streams_->data(),  offsets_->data(),
-            table_->data(), host_.max_block_bytes, host_.half_groups, 0,                nullptr,
+    return {rows_,
+            cols_,
+            sign_mantissa(),
+            streams_->data(),
+            offsets_->data(),
+            table_->data(),
+            host_.max_block_bytes,
+            host_.half_groups,
+            0,
+            nullptr,
             {}};
   }
   cuda::PlainMatrix plain() { return {plain_->data(), rows_, cols_, stride_}; }

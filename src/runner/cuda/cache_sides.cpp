@@ -68,8 +68,7 @@ CacheSides::CacheSides(int multiprocessors, cudaStream_t stream)
 std::optional<CacheSides::Comparison> CacheSides::compare(const std::vector<std::uint64_t>& pages,
                                                           cudaStream_t stream) const {
   if (pages.size() > kMostPages) return std::nullopt;
-  auto* const addresses =
-      reinterpret_cast<std::uint64_t*>(static_cast<std::uint8_t*>(memory_.get()) + kMeasured);
+  auto* const addresses = reinterpret_cast<std::uint64_t*>(static_cast<std::uint8_t*>(memory_.get()) + kMeasured);
   auto* const nearer = reinterpret_cast<std::int32_t*>(addresses + kMostPages);
   auto* const differences = nearer + kMostPages;
   std::vector<std::int32_t> clocks(pages.size());
@@ -79,8 +78,8 @@ std::optional<CacheSides::Comparison> CacheSides::compare(const std::vector<std:
   };
   check(cudaMemcpyAsync(addresses, pages.data(), pages.size() * sizeof(pages[0]), cudaMemcpyHostToDevice, stream),
         kWork);
-  check(cuda::compare_ways(reference_, addresses, static_cast<int>(pages.size()), nearer, differences,
-                           multiprocessors_, stream),
+  check(cuda::compare_ways(reference_, addresses, static_cast<int>(pages.size()), nearer, differences, multiprocessors_,
+                           stream),
         kWork);
   to_host(clocks, nearer);
   to_host(found.differences, differences);
@@ -94,17 +93,21 @@ std::optional<CacheSides::Comparison> CacheSides::compare(const std::vector<std:
   return found;
 }
 
+bool CacheSides::fits(const cuda::ResidentMatrix& matrix) {
+  // It is to be worth it, a block's pairs are to lie within 2 MB, and the bits of a row, and of the matrix, to be
+  // there.
+  constexpr std::uint64_t kWord = std::uint64_t{32} * kParityPage;
+  const std::uint64_t bytes = unsigned_of(matrix.sign_mantissa_bytes());
+  return bytes >= kParityPage && matrix.row_pages() % 4 == 0 && bytes <= (cuda::PagePlaces::kOddWords - 1) * kWord &&
+         unsigned_of(matrix.row_pages()) * kPairBytes <= kWord - 2 * std::uint64_t{kParityPage};
+}
+
 cuda::PagePlaces CacheSides::places(const cuda::ResidentMatrix& matrix, cudaStream_t stream) const {
   cuda::PagePlaces unknown, places;
   const auto begin = reinterpret_cast<std::uint64_t>(matrix.sign_mantissa);
-  const auto bytes = static_cast<std::uint64_t>(matrix.sign_mantissa_bytes());
+  const std::uint64_t bytes = unsigned_of(matrix.sign_mantissa_bytes());
   unknown.first = places.first = static_cast<std::uint32_t>(begin >> 26);
-  // A block's pairs are to lie within 2 MB, and the bits of a row, and of the matrix, to be there.
-  constexpr std::uint64_t kWord = std::uint64_t{32} * kParityPage;
-  if (!known() || bytes == 0 || matrix.row_pages() % 4 != 0 || bytes > (cuda::PagePlaces::kOddWords - 1) * kWord ||
-      static_cast<std::uint64_t>(matrix.row_pages()) * kPairBytes > kWord - 2 * std::uint64_t{kParityPage}) {
-    return unknown;
-  }
+  if (!known() || !fits(matrix)) return unknown;
   places.mask = mask_;
   std::copy(sides_.begin(), sides_.end(), places.sides);
   std::vector<std::uint64_t> pages;

@@ -16,13 +16,15 @@ namespace glyd::runner {
 
 class CacheSides {
  public:
-  // Measures the current device; a few milliseconds. Nothing is known afterwards of a chip whose cache is no two halves,
-  // or other ones than these.
+  // Measures the current device; a few milliseconds. Nothing is known afterwards of a chip whose cache is no two
+  // halves, or other ones than these.
   CacheSides(int multiprocessors, cudaStream_t stream);
 
   bool known() const { return mask_ != 0; }
   int processors(int side) const { return count_[static_cast<std::size_t>(side)]; }
 
+  // Whether pages of a matrix can have other places than those of a chip that nothing is known of.
+  static bool fits(const cuda::ResidentMatrix& matrix);
   // Where pages of a matrix go whose memory this is; the places of a chip that nothing is known of where the matrix is
   // not fit for it, or its memory is not what was expected. Waits for the stream.
   cuda::PagePlaces places(const cuda::ResidentMatrix& matrix, cudaStream_t stream) const;

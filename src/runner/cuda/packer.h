@@ -44,7 +44,8 @@ class Packer {
   // Writes the prepared matrix to `memory`: the bytes that prepare told, aligned to 256. Its pages go where the
   // multiprocessors that multiply it are near, if the sides are known.
   cuda::ResidentMatrix finish(void* memory, cudaStream_t stream, const CacheSides* sides = nullptr);
-  // The same with places that were thought of (as tests do).
+  // The same with places of somebody's choice, others than those of a chip that nothing is known of only for a matrix
+  // that CacheSides::fits().
   cuda::ResidentMatrix finish_at(void* memory, cudaStream_t stream, const cuda::PagePlaces& places);
 
   // Bytes of the prepared matrix's largest block.

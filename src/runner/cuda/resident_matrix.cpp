@@ -7,12 +7,17 @@
 namespace glyd::runner {
 namespace {
 
-constexpr std::uint64_t kSectionAlignment = 256, kMatrixAlignment = 2 * cuda::kQuadBytes;
+constexpr std::uint64_t kSectionAlignment = 256;
 constexpr std::uint64_t kMostBlockOverhead = cuda::kBlockHeaderBytes + 12, kMostMatrixOverhead = 16;
 constexpr double kExpectedStreamBits = 2.78;  // a weight; units with their headers and exceptions
 
 constexpr std::uint64_t align_section(std::uint64_t n) {
   return (n + kSectionAlignment - 1) / kSectionAlignment * kSectionAlignment;
+}
+
+// Of a small matrix it does not matter where pages are (CacheSides::places()).
+constexpr std::uint64_t matrix_alignment(const ResidentBytes& bytes) {
+  return bytes.sign_mantissa < cuda::kParityPage ? cuda::kQuadBytes : 2 * cuda::kQuadBytes;
 }
 
 cuda::ResidentMatrix shape(std::int64_t rows, std::int64_t cols) {
@@ -33,7 +38,7 @@ ResidentBytes resident_bytes(std::int64_t rows, std::int64_t cols, std::uint64_t
   bytes.offsets = 4 * (static_cast<std::uint64_t>(m.blocks()) + 1);
   bytes.table = 4 * cuda::kTableEntries;
   bytes.claims = 4;
-  bytes.total = kMatrixAlignment - kSectionAlignment + align_section(bytes.sign_mantissa) +
+  bytes.total = matrix_alignment(bytes) - kSectionAlignment + align_section(bytes.sign_mantissa) +
                 align_section(bytes.streams) + align_section(bytes.offsets) + align_section(bytes.table) +
                 align_section(bytes.claims);
   return bytes;
@@ -65,7 +70,7 @@ cuda::ResidentMatrix resident_matrix_at(std::uint8_t* memory, std::int64_t rows,
                                         const ResidentBytes& bytes, std::uint32_t max_block_bytes) {
   cuda::ResidentMatrix m = shape(rows, cols);
   m.sign_mantissa =
-      reinterpret_cast<std::uint8_t*>(round_up(reinterpret_cast<std::uint64_t>(memory), kMatrixAlignment));
+      reinterpret_cast<std::uint8_t*>(round_up(reinterpret_cast<std::uint64_t>(memory), matrix_alignment(bytes)));
   m.places.first = static_cast<std::uint32_t>(reinterpret_cast<std::uint64_t>(m.sign_mantissa) >> 26);
   m.streams = m.sign_mantissa + align_section(bytes.sign_mantissa);
   const std::uint8_t* const offsets = m.streams + align_section(bytes.streams);
