@@ -185,7 +185,7 @@ TEST_CASE("the sides of the device's cache", "[cuda][gpu][packing][products]") {
     return;
   }
   CHECK(sides.processors(0) + sides.processors(1) == multiprocessors());
-  Product product{8192, 2048};
+  Product product{16384, 2048};
   product.prepare();
   test::DeviceBuffer<std::uint8_t> memory(product.bytes);
   test::Resident resident;
@@ -196,8 +196,12 @@ TEST_CASE("the sides of the device's cache", "[cuda][gpu][packing][products]") {
   const cuda::PlainMatrix plain{product.plain.data(), product.rows, product.cols, product.plain.stride()};
   for (const int tokens : {1, 32})
     REQUIRE(same_bits(product.multiply(resident.matrix, tokens), product.multiply(plain, tokens)));
+  CHECK(resident.matrix.claims != nullptr);
+  CHECK_FALSE(sides.places(shape(8192, 2048), nullptr));  // too small
   // The same chip gives the same places.
-  const auto other = again.places(resident.matrix, nullptr);
+  const auto found = again.places(resident.matrix, nullptr);
+  REQUIRE(found);
+  const cuda::PagePlaces& other = *found;
   CHECK(other.mask == resident.matrix.places.mask);
   const bool turned = other.odd_at(reinterpret_cast<std::uint64_t>(resident.matrix.sign_mantissa)) !=
                       resident.matrix.places.odd_at(reinterpret_cast<std::uint64_t>(resident.matrix.sign_mantissa));

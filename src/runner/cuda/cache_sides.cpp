@@ -21,6 +21,9 @@ using cuda::kQuadBytes;
 constexpr const char* kWork = "finding the sides of the L2 cache";
 constexpr std::uint64_t kMostPages = 4096;  // compared at once
 constexpr std::int32_t kClearClocks = 60;   // near and far are further apart than this
+// A product of such a matrix takes 16 us on an H200. qwen3-32b, all of whose matrices are larger, gained 1.4 to 2.8 %
+// in whole steps, while qwen3-8b, most of whose are smaller, lost 1 to 3 % (bench/results/products.md).
+constexpr std::uint64_t kWorthIt = 32 << 20;
 constexpr std::uint64_t kMeasured = 2 * std::uint64_t{kParityPage};
 
 }  // namespace
@@ -94,26 +97,25 @@ std::optional<CacheSides::Comparison> CacheSides::compare(const std::vector<std:
 }
 
 bool CacheSides::fits(const cuda::ResidentMatrix& matrix) {
-  // It is to be worth it, a block's pairs are to lie within 2 MB, and the bits of a row, and of the matrix, to be
-  // there.
+  // A block's pairs are to lie within 2 MB, and the bits of a row, and of the matrix, to be there.
   constexpr std::uint64_t kWord = std::uint64_t{32} * kParityPage;
   const std::uint64_t bytes = unsigned_of(matrix.sign_mantissa_bytes());
   return bytes >= kParityPage && matrix.row_pages() % 4 == 0 && bytes <= (cuda::PagePlaces::kOddWords - 1) * kWord &&
          unsigned_of(matrix.row_pages()) * kPairBytes <= kWord - 2 * std::uint64_t{kParityPage};
 }
 
-cuda::PagePlaces CacheSides::places(const cuda::ResidentMatrix& matrix, cudaStream_t stream) const {
-  cuda::PagePlaces unknown, places;
+std::optional<cuda::PagePlaces> CacheSides::places(const cuda::ResidentMatrix& matrix, cudaStream_t stream) const {
   const auto begin = reinterpret_cast<std::uint64_t>(matrix.sign_mantissa);
   const std::uint64_t bytes = unsigned_of(matrix.sign_mantissa_bytes());
-  unknown.first = places.first = static_cast<std::uint32_t>(begin >> 26);
-  if (!known() || !fits(matrix)) return unknown;
+  if (!known() || bytes < kWorthIt || !fits(matrix)) return std::nullopt;
+  cuda::PagePlaces places;
+  places.first = static_cast<std::uint32_t>(begin >> 26);
   places.mask = mask_;
   std::copy(sides_.begin(), sides_.end(), places.sides);
   std::vector<std::uint64_t> pages;
   for (std::uint64_t at = begin; at < begin + bytes; at = (at / kParityPage + 1) * kParityPage) pages.push_back(at);
   const std::optional<Comparison> found = compare(pages, stream);
-  if (!found) return unknown;
+  if (!found) return std::nullopt;
   for (std::size_t i = 0; i < pages.size(); ++i) {
     if (found->same[i] == places.turned(pages[i]))
       places.odd[(pages[i] >> 26) - places.first] |= 1u << (pages[i] >> 21 & 31);

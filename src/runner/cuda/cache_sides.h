@@ -25,9 +25,10 @@ class CacheSides {
 
   // Whether pages of a matrix can have other places than those of a chip that nothing is known of.
   static bool fits(const cuda::ResidentMatrix& matrix);
-  // Where pages of a matrix go whose memory this is; the places of a chip that nothing is known of where the matrix is
-  // not fit for it, or its memory is not what was expected. Waits for the stream.
-  cuda::PagePlaces places(const cuda::ResidentMatrix& matrix, cudaStream_t stream) const;
+  // Where pages of a matrix go whose memory this is. Nothing: it does not fit, its memory is not what was expected, or
+  // it is small: taking runs by side costs a launch a fraction of a microsecond, which short ones do not earn. Waits
+  // for the stream.
+  std::optional<cuda::PagePlaces> places(const cuda::ResidentMatrix& matrix, cudaStream_t stream) const;
 
  private:
   struct Comparison {

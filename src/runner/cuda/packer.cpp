@@ -208,11 +208,10 @@ std::optional<ResidentBytes> Packer::prepare_from_file_bytes(const std::uint8_t*
 cuda::ResidentMatrix Packer::finish(void* memory, cudaStream_t stream, const CacheSides* sides) {
   cuda::ResidentMatrix matrix =
       resident_matrix_at(static_cast<std::uint8_t*>(memory), rows_, cols_, bytes_, max_block_bytes_);
-  if (sides != nullptr && sides->known()) {
-    matrix.places = sides->places(matrix, stream);
-  } else {
-    matrix.claims = nullptr;
-  }
+  std::optional<cuda::PagePlaces> places;
+  if (sides != nullptr) places = sides->places(matrix, stream);
+  if (places) matrix.places = *places;
+  if (!places) matrix.claims = nullptr;
   write(matrix, stream);
   return matrix;
 }
