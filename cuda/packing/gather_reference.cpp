@@ -89,7 +89,6 @@ HostResident gather_reference(std::span<const std::byte> packed) {
   ResidentMatrix shape;
   shape.rows = out.rows;
   shape.cols = out.cols;
-  shape.half_groups = out.half_groups = half_groups(out.rows);
   out.sign_mantissa.assign(static_cast<std::size_t>(shape.sign_mantissa_bytes()), 0);
   std::vector<std::vector<const std::uint8_t*>> units(tiles);
   const std::uint8_t* unit = bytes + at.streams;

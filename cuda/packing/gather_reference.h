@@ -14,7 +14,7 @@ struct HostResident {
   std::int64_t rows = 0, cols = 0;
   std::vector<std::uint8_t> sign_mantissa, streams;
   std::vector<std::uint32_t> block_offsets, table;
-  std::uint32_t max_block_bytes = 0, half_groups = 0;
+  std::uint32_t max_block_bytes = 0;
 };
 
 // `packed`: a packed matrix in the file's format, of this program (nothing is checked). With the places of a device

@@ -7,9 +7,10 @@
 // with half of all reads on the longer way, 143 pJ a byte instead of 124 (bench/results/products.md). Which half a page
 // of 4 KB belongs to is the parity of some bits of its physical address, bits 12 and 13 among them; bits below 21 are
 // those of the virtual address, what the others add is the same for 2 MB. So of a pair of pages that lie beside each
-// other each half has one. Two groups of rows share their pairs of pages, one of the first half of the rows and one of
-// the second: the first one's pages go where side 0 has them, and multiprocessors of side 0 take the first rows
-// (claim_run() in cuda/products).
+// other each half has one. Two neighbouring row groups share their pairs of pages: the even one's go where side 0 has
+// them, the odd one's where side 1 has them, and multiprocessors of side 0 take runs of even row groups first
+// (claim_run(), Partition in cuda/products). Any many rows in their order are so in both halves alike, which prompts
+// need, for whose products they are unpacked.
 //
 // All of this is about time only: places are what the fields say, wherever that is. Without knowledge of the chip they
 // are places as well.

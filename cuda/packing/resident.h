@@ -4,9 +4,8 @@
 // what a warp group takes, with one place in memory and one bulk copy a block.
 //
 //   sign_mantissa  pages of 64 rows x 64 columns, [group of 32 columns][tile 0..3][32 lanes][4 words], each word woven
-//                  (weave()), in pairs (page_places.h), [half of the row groups][64 columns, an even number][2 pages]:
-//                  a pair has a page of a row group and one of that half of all row groups further down, of which the
-//                  lesser is the pair's first page or its second
+//                  (weave()), in pairs (page_places.h), [two row groups][64 columns, an even number][2 pages]: a pair
+//                  has a page of an even row group and one of the next, in either order
 //   streams        blocks one after another in the order (group of 64 rows, column block), each 16-byte aligned:
 //                  4 x u32: a word for each tile (TileWord); a tile that does not exist has the first one's
 //                  the units without gaps, each: exceptions, lane starts and bits as in the file
@@ -106,10 +105,6 @@ constexpr std::uint32_t weave(std::uint32_t bytes) {
 inline constexpr std::uint32_t kSlabBytes = kGroupTiles * codec::kGroupBytes;  // 64 rows x 32 columns of sign_mantissa
 static_assert(2 * kSlabBytes == kPageBytes);
 
-constexpr std::uint32_t half_groups(std::int64_t rows) {
-  return static_cast<std::uint32_t>((rows + 2 * kGroupRows - 1) / (2 * kGroupRows));
-}
-
 // Device pointers; the memory is the owner's.
 struct ResidentMatrix {
   std::int64_t rows = 0, cols = 0;
@@ -118,8 +113,7 @@ struct ResidentMatrix {
   const std::uint32_t* block_offsets = nullptr;
   const std::uint32_t* table = nullptr;
   std::uint32_t max_block_bytes = 0;  // of the largest block
-  // Row groups of the first half, and which of all the first one is, where this is a part of a matrix.
-  std::uint32_t half_groups = 0, first_group = 0;
+  std::uint32_t first_group = 0;      // which of all row groups the first one is, where this is a part of a matrix
   // Runs of thread blocks that were taken, from either end: zero between launches. None where the sides are not known.
   std::uint32_t* claims = nullptr;
   PagePlaces places;
@@ -133,14 +127,13 @@ struct ResidentMatrix {
   constexpr std::int64_t blocks() const { return row_groups() * col_blocks(); }
   constexpr std::int64_t row_pages() const { return (col_groups() + 3) / 4 * 2; }
   // Of all of a matrix.
-  constexpr std::int64_t sign_mantissa_bytes() const { return cuda::half_groups(rows) * row_pages() * kPairBytes; }
+  constexpr std::int64_t sign_mantissa_bytes() const { return (row_groups() + 1) / 2 * row_pages() * kPairBytes; }
   // From sign_mantissa, which lies at `address`, to the tiles of a group of 64 rows and one of 32 columns.
   constexpr std::uint64_t slab_offset(std::uint64_t address, std::uint64_t row_group, std::uint64_t col_group) const {
     const std::uint64_t group = first_group + row_group;
-    const bool later = group >= half_groups;
-    const std::uint64_t pair =
-        ((later ? group - half_groups : group) * static_cast<std::uint64_t>(row_pages()) + col_group / 2) * kPairBytes;
-    return pair + (places.turned(address + pair) != later ? kPageBytes : 0) + col_group % 2 * kSlabBytes;
+    const bool odd = group % 2 != 0;
+    const std::uint64_t pair = (group / 2 * static_cast<std::uint64_t>(row_pages()) + col_group / 2) * kPairBytes;
+    return pair + (places.turned(address + pair) != odd ? kPageBytes : 0) + col_group % 2 * kSlabBytes;
   }
 };
 

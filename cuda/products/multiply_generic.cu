@@ -86,7 +86,7 @@ __global__ void __launch_bounds__(kMaxGenericGroups<kColumns> * 128, 1)
       if constexpr (kPacked) {
         const int row = u / blocks;
         if (u >= from && u < to) {
-          const std::int64_t group = p.first_group(row) + place;
+          const std::int64_t group = p.row_group(row, place);
           const std::uint32_t* offset = args.weights.block_offsets + group * blocks + u % blocks;
           const std::uint8_t* source = args.weights.streams + static_cast<std::int64_t>(offset[0]) * 16;
           const std::uint32_t slot = buffers + ((u - begin) & 1) * args.slot_bytes;

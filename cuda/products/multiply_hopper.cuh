@@ -98,7 +98,7 @@ __device__ __forceinline__ StreamRange find_streams(const MultiplyArguments<Matr
     if (place < args.pass_groups && step.index >= p.begin_at(run, place_in_row) &&
         step.index < p.end_at(run, place_in_row)) {
       const std::uint32_t* offset = args.weights.block_offsets +
-                                    static_cast<std::int64_t>(p.first_group(step.row) + place_in_row) * p.col_blocks() +
+                                    static_cast<std::int64_t>(p.row_group(step.row, place_in_row)) * p.col_blocks() +
                                     step.block;
       range.begin = offset[0];
       range.end = offset[1];

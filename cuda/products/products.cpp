@@ -135,8 +135,7 @@ std::vector<std::uint8_t> split_counts(const Partition& p) {
     for (int at = 0; at < p.groups_of(row); ++at) {
       // Where the cut lies in the row's last step, the first row groups have no part in this run.
       if (p.begin_at(cta, at) / p.col_blocks() == row)
-        counts[static_cast<std::size_t>(p.first_group(row) + at)] =
-            static_cast<std::uint8_t>(p.piece(cta, row, at) + 1);
+        counts[static_cast<std::size_t>(p.row_group(row, at))] = static_cast<std::uint8_t>(p.piece(cta, row, at) + 1);
     }
   }
   return counts;

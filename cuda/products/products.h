@@ -24,12 +24,13 @@ struct PlainMatrix {
   std::int64_t rows = 0, cols = 0, stride = 0;
 };
 
-// How a matrix's work is cut. Its groups of 64 rows are dealt out evenly to step rows of at most `height` groups; a
-// step is a step row x 256 columns, and steps are in the order (rows, columns). Each of `ctas` thread blocks takes a
-// run of blocks (64 x 256) in the order (step, row group), all with the same work to within a block where there are
-// enough: a run may begin and end inside a step. Then its first step has the row groups from the cut on, its last one
-// those before the next cut. Where a run ends inside a row, the row's sum is cut. The same for every number of columns
-// and for packed and plain weights: the cuts decide the bits of the result.
+// How a matrix's work is cut. Its groups of 64 rows, first the even ones and then the odd ones (whose weights are near
+// to one half of the multiprocessors each: cuda/packing/page_places.h), are dealt out evenly to step rows of at most
+// `height` groups; a step is a step row x 256 columns, and steps are in the order (rows, columns). Each of `ctas`
+// thread blocks takes a run of blocks (64 x 256) in the order (step, row group), all with the same work to within a
+// block where there are enough: a run may begin and end inside a step. Then its first step has the row groups from the
+// cut on, its last one those before the next cut. Where a run ends inside a row, the row's sum is cut. The same for
+// every number of columns and for packed and plain weights: the cuts decide the bits of the result.
 struct Partition {
   static constexpr int kMaxCtas = 255;  // a row may have as many pieces, and they are counted in bytes
 
@@ -48,11 +49,15 @@ struct Partition {
   constexpr int col_blocks() const { return static_cast<int>((cols + codec::kBlockCols - 1) / codec::kBlockCols); }
   constexpr int steps() const { return steps_down * col_blocks(); }
   constexpr std::int64_t stored_rows() const { return std::int64_t{row_groups()} * kGroupRows; }  // of a product
-  // The first step rows have `height` groups, the others one less.
+  // The first step rows have `height` groups, the others one less. first_group(): in the order even, odd.
   constexpr int low_rows() const { return steps_down * height - row_groups(); }
   constexpr int first_group(int step_row) const {
     const int high = steps_down - low_rows();
     return step_row * height - (step_row > high ? step_row - high : 0);
+  }
+  constexpr int row_group(int step_row, int at) const {
+    const int number = first_group(step_row) + at, even = (row_groups() + 1) / 2;
+    return number < even ? 2 * number : 2 * (number - even) + 1;
   }
   constexpr int groups_of(int step_row) const { return height - (step_row >= steps_down - low_rows() ? 1 : 0); }
   // A thread block's steps: all of them (without a branch, so that a kernel computes it once for all threads), and

@@ -11,7 +11,7 @@ namespace glyd::cuda {
 // The row group that has `place` in the next step row; any one where there is none.
 __device__ __forceinline__ int row_group_behind(const Partition& p, int step_row, int place) {
   const int next = step_row + 1;
-  return next < p.steps_down ? p.first_group(next) + (place < p.groups_of(next) ? place : 0) : 0;
+  return next < p.steps_down ? p.row_group(next, place < p.groups_of(next) ? place : 0) : 0;
 }
 
 // A walk along the weights of a warp's 16 rows, at the block of 256 columns that is asked for. Where a block's pages
@@ -29,13 +29,12 @@ class PackedWalk {
         step_row_(step_row),
         place_(place < p.groups_of(step_row) ? place : 0),
         lane_offset_((warp & 3) * codec::kGroupBytes + lane * 16) {
-    find(p.first_group(step_row) + place_, block);
+    find(p.row_group(step_row, place_), block);
   }
   __device__ __forceinline__ const void* address(int g) const {
     // Of pairs beside each other the other page.
     const std::uint32_t page = g % 4 >= 2 ? page_ ^ (kPairBytes | kPageBytes) : page_;
-    std::uint64_t address;
-    asm("mov.b64 %0, {%1, %2};" : "=l"(address) : "r"(page), "r"(high_));
+    const std::uint64_t address = std::uint64_t{high_} << 32 | page;
     return reinterpret_cast<const std::uint8_t*>(address) + (g / 4 * kQuadBytes + g % 2 * kSlabBytes);
   }
   __device__ __forceinline__ Raw load(int g) const { return load_streaming_16(address(g)); }
@@ -60,14 +59,11 @@ class PackedWalk {
 
   __device__ __forceinline__ void find(int row_group, int block) {
     const std::uint32_t group = m_.first_group + row_group;
-    const bool later = group >= m_.half_groups;
-    const std::uint64_t at =
-        reinterpret_cast<std::uint64_t>(m_.sign_mantissa) + lane_offset_ +
-        (later ? group - m_.half_groups : group) * static_cast<std::uint64_t>(m_.row_pages() * kPairBytes) +
-        block * kBlockBytes;
+    const std::uint64_t at = reinterpret_cast<std::uint64_t>(m_.sign_mantissa) + lane_offset_ +
+                             group / 2 * static_cast<std::uint64_t>(m_.row_pages() * kPairBytes) + block * kBlockBytes;
     low_ = static_cast<std::uint32_t>(at);
     high_ = static_cast<std::uint32_t>(at >> 32);
-    odd_ = m_.places.odd_from(at) ^ (later ? ~0u : 0);
+    odd_ = m_.places.odd_from(at) ^ (group % 2 != 0 ? ~0u : 0);
     find_page();
   }
   __device__ __forceinline__ void find_page() {
@@ -99,7 +95,7 @@ class PlainWalk {
         place_(place < p.groups_of(step_row) ? place : 0),
         row_((warp & 3) * 16 + (lane >> 2)),
         column_((lane & 3) * 8) {
-    at_ = find(p.first_group(step_row) + place_, block);
+    at_ = find(p.row_group(step_row, place_), block);
   }
   __device__ __forceinline__ Raw load(int g) const {
     return {load_streaming_16(at_.upper + g * static_cast<int>(codec::kGroupCols)),
@@ -304,7 +300,7 @@ __device__ __forceinline__ void store_partials(const Partition& p, int run, floa
   const auto stored = static_cast<std::uint32_t>(p.row_groups()) * kGroupRows;
   const auto first_token = static_cast<std::uint32_t>(p.piece(run, step_row, place) * tokens + (lane & 3) * 2);
   const std::int64_t token_stride = stored;
-  float* const out = partials + (std::uint64_t{first_token} * stored + (p.first_group(step_row) + place) * kGroupRows +
+  float* const out = partials + (std::uint64_t{first_token} * stored + p.row_group(step_row, place) * kGroupRows +
                                  (warp & 3) * 16 + (lane >> 2));
 #pragma unroll
   for (int n = 0; n < kTiles; ++n) {

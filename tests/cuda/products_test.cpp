@@ -61,17 +61,9 @@ class Matrix {
   }
 
   cuda::ResidentMatrix packed() {
-    return {rows_,
-            cols_,
-            sign_mantissa(),
-            streams_->data(),
-            offsets_->data(),
-            table_->data(),
-            host_.max_block_bytes,
-            host_.half_groups,
-            0,
-            nullptr,
-            {}};
+    return {
+        rows_,   cols_, sign_mantissa(), streams_->data(), offsets_->data(), table_->data(), host_.max_block_bytes, 0,
+        nullptr, {}};
   }
   cuda::PlainMatrix plain() { return {plain_->data(), rows_, cols_, stride_}; }
   // Leaps in the lists of exceptions.
@@ -319,7 +311,7 @@ bool check_partition(const cuda::Partition& p) {
       for (int step = begin; step < end; ++step) {
         const int row = step / blocks;
         REQUIRE(at < p.groups_of(row));
-        const auto group = static_cast<std::size_t>(p.first_group(row) + at);
+        const auto group = static_cast<std::size_t>(p.row_group(row, at));
         if (step == begin || step % blocks == 0) REQUIRE(pieces[group]++ == p.piece(cta, row, at));
         REQUIRE(done[group]++ == step % blocks);
         ++count;

@@ -24,7 +24,6 @@ cuda::ResidentMatrix shape(std::int64_t rows, std::int64_t cols) {
   cuda::ResidentMatrix m;
   m.rows = rows;
   m.cols = cols;
-  m.half_groups = cuda::half_groups(rows);
   return m;
 }
 
