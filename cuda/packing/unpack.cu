@@ -86,7 +86,7 @@ __global__ void __launch_bounds__(kThreads, 2)
   std::uint32_t* const slot = shared + SharedTable<kCopies>::kWords + warp * kSlotWords;
   const SharedTable<kCopies> table(shared, lane);
   const auto col_blocks = static_cast<std::uint32_t>(m.col_blocks());
-  // Units in the order in which they lie: blocks of four tiles. Tiles behind the last row have no unit.
+  // Units in the order in which their streams lie: blocks of four tiles. Tiles behind the last row have no unit.
   for (std::uint32_t u = blockIdx.x * kWarps + warp; u < units; u += gridDim.x * kWarps) {
     const std::uint32_t tile = u % kGroupTiles, row_group = u / kGroupTiles / col_blocks;
     const std::uint32_t block = u / kGroupTiles - row_group * col_blocks;

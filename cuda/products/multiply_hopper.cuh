@@ -263,13 +263,15 @@ __device__ void consume(const MultiplyArguments<Matrix>& args, int run, std::uin
 
 #endif
 
-// Which run a thread block takes: of those that are left the first, or on side 1 of the cache the last. So each side
-// reads the half of the weights that is near to it, but for a few runs where it has more multiprocessors than the
-// other. No run is taken twice, whatever the sides are. The last one to take clears the count for the next launch,
-// which begins once all thread blocks of this one have let it.
+// Which run a thread block takes: of those that are left the first, or on side 1 of the cache the last (the other way
+// round in a part of a matrix whose first row group is an odd one). So each side reads the row groups that are near to
+// it, but for a few runs where it has more multiprocessors than the other. No run is taken twice, whatever the sides
+// are. The last one to take clears the count for the next launch, which begins once all thread blocks of this one have
+// let it.
 __device__ __forceinline__ std::uint32_t claim_run(const ResidentMatrix& m, std::uint32_t runs) {
   const std::uint32_t processor = processor_number();
-  const bool last_first = (m.places.sides[processor / 32 % (kMaxProcessors / 32)] >> processor % 32 & 1) != 0;
+  const std::uint32_t side = m.places.sides[processor / 32 % (kMaxProcessors / 32)] >> processor % 32;
+  const bool last_first = ((side ^ m.first_group) & 1) != 0;
   const std::uint32_t taken = atomicAdd(m.claims, last_first ? 0x10000 : 1);
   const std::uint32_t first = taken & 0xFFFF, last = taken >> 16;
   if (first + last + 1 == runs) {

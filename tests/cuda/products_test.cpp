@@ -349,3 +349,20 @@ TEST_CASE("a partition gives every block to one thread block, and counts the pie
   }
   CHECK(inside > 300);
 }
+
+TEST_CASE("the first half of all runs has the even row groups, the second half the odd ones", "[cuda]") {
+  for (const auto& [rows, cols] :
+       {Case{10240, 5120}, Case{5120, 8192}, Case{51200, 5120}, Case{5120, 25600}, Case{151936, 5120}}) {
+    INFO("rows " << rows << ", cols " << cols);
+    const cuda::Partition p = cuda::make_partition(rows, cols, 132);
+    int blocks = 0, elsewhere = 0;
+    for (int cta = 0; cta < p.ctas; ++cta) {
+      for (int at = 0; at < p.height; ++at) {
+        for (int step = p.begin_at(cta, at); step < p.end_at(cta, at); ++step, ++blocks)
+          elsewhere += p.row_group(step / p.col_blocks(), at) % 2 != (2 * cta >= p.ctas ? 1 : 0) ? 1 : 0;
+      }
+    }
+    CHECK(blocks == p.row_groups() * p.col_blocks());
+    CHECK(elsewhere <= blocks / 40);  // where a step row has even and odd ones
+  }
+}

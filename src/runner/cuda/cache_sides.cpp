@@ -96,6 +96,10 @@ std::optional<CacheSides::Comparison> CacheSides::compare(const std::vector<std:
   return found;
 }
 
+bool CacheSides::is_worth_it(const cuda::ResidentMatrix& matrix) {
+  return unsigned_of(matrix.sign_mantissa_bytes()) >= kWorthIt;
+}
+
 bool CacheSides::fits(const cuda::ResidentMatrix& matrix) {
   // A block's pairs are to lie within 2 MB, and the bits of a row, and of the matrix, to be there.
   constexpr std::uint64_t kWord = std::uint64_t{32} * kParityPage;
@@ -107,7 +111,7 @@ bool CacheSides::fits(const cuda::ResidentMatrix& matrix) {
 std::optional<cuda::PagePlaces> CacheSides::places(const cuda::ResidentMatrix& matrix, cudaStream_t stream) const {
   const auto begin = reinterpret_cast<std::uint64_t>(matrix.sign_mantissa);
   const std::uint64_t bytes = unsigned_of(matrix.sign_mantissa_bytes());
-  if (!known() || bytes < kWorthIt || !fits(matrix)) return std::nullopt;
+  if (!known() || !is_worth_it(matrix) || !fits(matrix)) return std::nullopt;
   cuda::PagePlaces places;
   places.first = static_cast<std::uint32_t>(begin >> 26);
   places.mask = mask_;

@@ -23,11 +23,13 @@ class CacheSides {
   bool known() const { return mask_ != 0; }
   int processors(int side) const { return count_[static_cast<std::size_t>(side)]; }
 
+  // Whether a matrix is large enough: taking runs by side costs a launch a fraction of a microsecond, which short ones
+  // do not earn.
+  static bool is_worth_it(const cuda::ResidentMatrix& matrix);
   // Whether pages of a matrix can have other places than those of a chip that nothing is known of.
   static bool fits(const cuda::ResidentMatrix& matrix);
-  // Where pages of a matrix go whose memory this is. Nothing: it does not fit, its memory is not what was expected, or
-  // it is small: taking runs by side costs a launch a fraction of a microsecond, which short ones do not earn. Waits
-  // for the stream.
+  // Where pages of a matrix go whose memory this is. Nothing: it is small or does not fit, or its memory is not what
+  // was expected. Waits for the stream.
   std::optional<cuda::PagePlaces> places(const cuda::ResidentMatrix& matrix, cudaStream_t stream) const;
 
  private:

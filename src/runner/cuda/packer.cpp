@@ -234,7 +234,7 @@ void Packer::write(const cuda::ResidentMatrix& matrix, cudaStream_t stream) cons
   const cuda::ResidentTarget to{const_cast<std::uint8_t*>(matrix.sign_mantissa),
                                 const_cast<std::uint8_t*>(matrix.streams), matrix.block_offsets, matrix};
   if (matrix.claims != nullptr) check(cudaMemsetAsync(matrix.claims, 0, bytes_.claims, stream), kWork);
-  // What only fills up groups, quads and halves holds zeros.
+  // What only fills up tiles, quads and pairs of row groups holds zeros.
   if (rows_ % (2 * cuda::kGroupRows) != 0 || cols_ % (4 * codec::kGroupCols) != 0)
     check(cudaMemsetAsync(to.sign_mantissa, 0, bytes_.sign_mantissa, stream), kWork);
   if (plain_) {

@@ -42,7 +42,7 @@ class Packer {
                                                        std::string_view what, cudaStream_t stream);
 
   // Writes the prepared matrix to `memory`: the bytes that prepare told, aligned to 256. Its pages go where the
-  // multiprocessors that multiply it are near, if the sides are known.
+  // multiprocessors that multiply it are near, if the sides are known; to place them it waits for the stream.
   cuda::ResidentMatrix finish(void* memory, cudaStream_t stream, const CacheSides* sides = nullptr);
   // The same with places of somebody's choice, others than those of a chip that nothing is known of only for a matrix
   // that CacheSides::fits().

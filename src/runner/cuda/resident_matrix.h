@@ -8,8 +8,7 @@
 namespace glyd::runner {
 
 // Sizes of the sections of a resident matrix. In memory they follow each other in this order, each from a multiple of
-// 256 bytes, the first one from a multiple of kQuadBytes, of a matrix that is not small
-// 2 * kQuadBytes.
+// 256 bytes, the first one from a multiple of kQuadBytes, or of 2 * kQuadBytes where the matrix is not small.
 struct ResidentBytes {
   std::uint64_t sign_mantissa = 0;
   std::uint64_t streams = 0;

@@ -39,6 +39,7 @@ DeviceMatrix rows_of(const DeviceMatrix& m, std::int64_t first, std::int64_t row
     part.packed = *m.packed;
     part.packed->rows = rows;
     part.packed->first_group += static_cast<std::uint32_t>(group);
+    if (!CacheSides::is_worth_it(*part.packed)) part.packed->claims = nullptr;
     part.packed->block_offsets += group * m.packed->col_blocks();
   } else {
     part.plain = {m.plain.data + first * m.plain.stride, rows, m.cols, m.plain.stride};
