@@ -94,8 +94,7 @@ cudaError_t place_blocks(const codec::UnitGrid& grid, const std::uint32_t* heade
 struct ResidentTarget {
   std::uint8_t* sign_mantissa = nullptr;
   std::uint8_t* streams = nullptr;
-  const std::uint32_t* block_offsets = nullptr;  // there already
-  ResidentMatrix matrix;                         // where its pages are
+  ResidentMatrix matrix;  // the same memory: where its pages are, and its block offsets, which are there already
 };
 
 cudaError_t encode_units(const PlainSource& source, const DeviceEncoder& encoder, const std::uint32_t* headers,

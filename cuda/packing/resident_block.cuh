@@ -25,7 +25,7 @@ __device__ __forceinline__ std::uint32_t* place_unit(const codec::UnitGrid& grid
                                                      std::uint32_t lane) {
   const std::uint64_t first_tile = tile / kGroupTiles * kGroupTiles;
   const std::uint64_t index = tile / kGroupTiles * grid.col_blocks() + block;
-  const std::uint32_t begin = to.block_offsets[index], end = to.block_offsets[index + 1];
+  const std::uint32_t begin = to.matrix.block_offsets[index], end = to.matrix.block_offsets[index + 1];
   auto* const start = reinterpret_cast<std::uint32_t*>(to.streams + std::uint64_t{begin} * 16);
 
   std::uint32_t words = 0, word = 0;  // of the unit of tile `lane`

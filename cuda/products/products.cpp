@@ -56,7 +56,7 @@ void cut_between_steps(Partition& p, int multiprocessors) {
   for (int cta = 0; cta < p.ctas; ++cta) {
     const std::int64_t share = std::int64_t{groups} * blocks * cta / p.ctas;
     const auto begins_at = [&](int s) {
-      return std::int64_t{p.first_group(s / blocks)} * blocks + std::int64_t{p.groups_of(s / blocks)} * (s % blocks);
+      return std::int64_t{p.first_number(s / blocks)} * blocks + std::int64_t{p.groups_of(s / blocks)} * (s % blocks);
     };
     while (step + 1 < p.steps() && begins_at(step) + p.groups_of(step / blocks) / 2 < share) ++step;
     if (cta > 0) step = std::max(step, p.first[cta - 1] + 1);

@@ -49,14 +49,14 @@ struct Partition {
   constexpr int col_blocks() const { return static_cast<int>((cols + codec::kBlockCols - 1) / codec::kBlockCols); }
   constexpr int steps() const { return steps_down * col_blocks(); }
   constexpr std::int64_t stored_rows() const { return std::int64_t{row_groups()} * kGroupRows; }  // of a product
-  // The first step rows have `height` groups, the others one less. first_group(): in the order even, odd.
+  // The first step rows have `height` groups, the others one less. Numbers are those in the order even, odd.
   constexpr int low_rows() const { return steps_down * height - row_groups(); }
-  constexpr int first_group(int step_row) const {
+  constexpr int first_number(int step_row) const {
     const int high = steps_down - low_rows();
     return step_row * height - (step_row > high ? step_row - high : 0);
   }
   constexpr int row_group(int step_row, int at) const {
-    const int number = first_group(step_row) + at, even = (row_groups() + 1) / 2;
+    const int number = first_number(step_row) + at, even = (row_groups() + 1) / 2;
     return number < even ? 2 * number : 2 * (number - even) + 1;
   }
   constexpr int groups_of(int step_row) const { return height - (step_row >= steps_down - low_rows() ? 1 : 0); }

@@ -32,10 +32,7 @@ class PackedWalk {
     find(p.row_group(step_row, place_), block);
   }
   __device__ __forceinline__ const void* address(int g) const {
-    // Of pairs beside each other the other page.
-    const std::uint32_t page = g % 4 >= 2 ? page_ ^ (kPairBytes | kPageBytes) : page_;
-    const std::uint64_t address = std::uint64_t{high_} << 32 | page;
-    return reinterpret_cast<const std::uint8_t*>(address) + (g / 4 * kQuadBytes + g % 2 * kSlabBytes);
+    return reinterpret_cast<const void*>(slab_of_block(std::uint64_t{high_} << 32 | page_, g));
   }
   __device__ __forceinline__ Raw load(int g) const { return load_streaming_16(address(g)); }
   __device__ __forceinline__ void step() {
@@ -292,7 +289,7 @@ __device__ __forceinline__ void run_block(Unit& unit, Walk& walk, Queue& queue, 
   }
 }
 
-// Writes a warp's 16 rows of sums as the piece that run makes of them, and clears them.
+// Writes a warp's 16 rows of sums as the piece that a run makes of them, and clears them.
 template <int kTiles>
 __device__ __forceinline__ void store_partials(const Partition& p, int run, float* partials, int tokens, int step_row,
                                                int place, int warp, int lane, float (&acc)[kTiles][4]) {

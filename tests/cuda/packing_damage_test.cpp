@@ -163,7 +163,7 @@ TEST_CASE("damaged units are refused on the GPU, in the CPU's words", "[cuda][gp
 TEST_CASE("an exception in the padding of an edge is refused on the GPU", "[cuda][gpu][packing]") {
   GLYD_NEEDS_GPU();
   const UnitGrid grid{3, 40};
-  Weights weights = gaussian(120, 3);
+  Weights weights = gaussian(120, 0.02f, 3);
   weights[0].bits = 0x7F80;
   Bytes packed = *pack_on_cpu(grid, weights, kPackAny);
   const std::size_t unit = codec::section_offsets(grid, get32(packed, 12), 0).streams;

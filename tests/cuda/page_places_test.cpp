@@ -42,7 +42,7 @@ int multiprocessors() {
 struct Product {
   std::int64_t rows, cols;
   codec::UnitGrid grid{static_cast<std::uint64_t>(rows), static_cast<std::uint64_t>(cols)};
-  test::Weights weights = test::gaussian(grid.rows * grid.cols, 5);
+  test::Weights weights = test::gaussian(grid.rows * grid.cols, 0.02f, 5);
   test::PlainOnDevice plain{grid, weights};
   std::uint64_t scratch_bytes = runner::Packer::scratch_bytes(rows, cols);
   test::DeviceBuffer<std::uint8_t> scratch{scratch_bytes};

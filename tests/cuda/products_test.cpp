@@ -295,8 +295,8 @@ TEST_CASE("a zero has the same sign at every number of columns", "[cuda][gpu][pr
 bool check_partition(const cuda::Partition& p) {
   REQUIRE(p.first[0] == 0);
   REQUIRE(p.first[p.ctas] == p.steps());
-  REQUIRE(p.first_group(0) == 0);
-  REQUIRE(p.first_group(p.steps_down) == p.row_groups());
+  REQUIRE(p.first_number(0) == 0);
+  REQUIRE(p.first_number(p.steps_down) == p.row_groups());
   const int blocks = p.col_blocks();
   std::vector<int> pieces(static_cast<std::size_t>(p.row_groups()), 0), done(pieces);
   bool inside = false;
@@ -324,7 +324,7 @@ bool check_partition(const cuda::Partition& p) {
   if (inside && p.low_rows() == 0) REQUIRE(longest - shortest <= 2);  // either end is the nearest cut to its share
   const std::vector<std::uint8_t> counts = cuda::split_counts(p);
   for (int row = 0; row < p.steps_down; ++row)
-    REQUIRE((p.groups_of(row) >= 1 && p.groups_of(row) == p.first_group(row + 1) - p.first_group(row)));
+    REQUIRE((p.groups_of(row) >= 1 && p.groups_of(row) == p.first_number(row + 1) - p.first_number(row)));
   for (std::size_t g = 0; g < counts.size(); ++g) {
     REQUIRE(int{counts[g]} == pieces[g]);
     REQUIRE(done[g] == blocks);

@@ -12,14 +12,6 @@ using codec::UnitGrid;
 
 std::uint64_t fresh_seed() { return Catch::rngSeed() != 0 ? Catch::rngSeed() : std::random_device{}(); }
 
-Weights gaussian(std::uint64_t count, std::uint64_t seed) {
-  std::mt19937_64 random(seed);
-  std::normal_distribution<float> normal(0, 0.02f);
-  Weights out(count);
-  for (Bf16& x : out) x = to_bf16(normal(random));
-  return out;
-}
-
 Weights heavy_tails(std::uint64_t count, std::uint64_t seed) {
   std::mt19937_64 random(seed);
   std::student_t_distribution<float> tails(1.5f);
@@ -36,13 +28,6 @@ Weights even_exponents(std::uint64_t count, std::uint64_t seed) {
   for (Bf16& x : out)
     x.bits = static_cast<std::uint16_t>((random() % 2 << 15) | ((100 + random() % 22) << 7) | random() % 128);
   for (std::uint64_t i = 0; i < count; i += 1 + random() % 300) out[i].bits = 0x7F80;
-  return out;
-}
-
-Weights random_bits(std::uint64_t count, std::uint64_t seed) {
-  std::mt19937_64 random(seed);
-  Weights out(count);
-  for (Bf16& x : out) x.bits = static_cast<std::uint16_t>(random());
   return out;
 }
 

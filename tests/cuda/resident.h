@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "base/bf16.h"
+#include "codec/matrices.h"
 #include "codec/pack.h"
 #include "cuda/device.h"
 #include "cuda/packing/resident.h"
@@ -15,19 +16,16 @@
 
 namespace glyd::test {
 
-using Weights = std::vector<Bf16>;
 using Bytes = std::vector<std::uint8_t>;
 
 inline constexpr codec::PackOptions kPackAny{codec::kCodeBits, -1e9};
 
 std::uint64_t fresh_seed();  // --rng-seed, or another in every run
 
-Weights gaussian(std::uint64_t count, std::uint64_t seed);
 // Student's t with 1.5 degrees of freedom, with some infinities and zeros.
 Weights heavy_tails(std::uint64_t count, std::uint64_t seed);
 // 22 exponents, each as often as the others: code words are long, and many groups are leaps (cuda/packing/resident.h).
 Weights even_exponents(std::uint64_t count, std::uint64_t seed);
-Weights random_bits(std::uint64_t count, std::uint64_t seed);
 
 // The file's bytes; nothing where the options leave the matrix plain.
 std::optional<Bytes> pack_on_cpu(const codec::UnitGrid& grid, const Weights& weights,

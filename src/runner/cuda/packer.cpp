@@ -206,33 +206,38 @@ std::optional<ResidentBytes> Packer::prepare_from_file_bytes(const std::uint8_t*
 }
 
 cuda::ResidentMatrix Packer::finish(void* memory, cudaStream_t stream, const CacheSides* sides) {
-  cuda::ResidentMatrix matrix =
-      resident_matrix_at(static_cast<std::uint8_t*>(memory), rows_, cols_, bytes_, max_block_bytes_);
+  cuda::ResidentMatrix matrix = matrix_at(memory);
   std::optional<cuda::PagePlaces> places;
   if (sides != nullptr) places = sides->places(matrix, stream);
-  if (places) matrix.places = *places;
-  if (!places) matrix.claims = nullptr;
+  if (places) {
+    matrix.places = *places;
+  } else {
+    matrix.claims = nullptr;
+  }
   write(matrix, stream);
   return matrix;
 }
 
 cuda::ResidentMatrix Packer::finish_at(void* memory, cudaStream_t stream, const cuda::PagePlaces& places) {
-  cuda::ResidentMatrix matrix =
-      resident_matrix_at(static_cast<std::uint8_t*>(memory), rows_, cols_, bytes_, max_block_bytes_);
+  cuda::ResidentMatrix matrix = matrix_at(memory);
   matrix.places = places;
   write(matrix, stream);
   return matrix;
 }
 
-void Packer::write(const cuda::ResidentMatrix& matrix, cudaStream_t stream) const {
+cuda::ResidentMatrix Packer::matrix_at(void* memory) const {
   if (!plain_ && !packed_) fail(Code::Runtime, "no matrix was prepared for packing");
+  return resident_matrix_at(static_cast<std::uint8_t*>(memory), rows_, cols_, bytes_, max_block_bytes_);
+}
+
+void Packer::write(const cuda::ResidentMatrix& matrix, cudaStream_t stream) const {
   const auto copy = [&](const std::uint32_t* to, const std::uint32_t* from, std::uint64_t bytes) {
     check(cudaMemcpyAsync(const_cast<std::uint32_t*>(to), from, bytes, cudaMemcpyDeviceToDevice, stream), kWork);
   };
   copy(matrix.block_offsets, parts_.block_offsets, bytes_.offsets);
   copy(matrix.table, parts_.table, bytes_.table);
   const cuda::ResidentTarget to{const_cast<std::uint8_t*>(matrix.sign_mantissa),
-                                const_cast<std::uint8_t*>(matrix.streams), matrix.block_offsets, matrix};
+                                const_cast<std::uint8_t*>(matrix.streams), matrix};
   if (matrix.claims != nullptr) check(cudaMemsetAsync(matrix.claims, 0, bytes_.claims, stream), kWork);
   // What only fills up tiles, quads and pairs of row groups holds zeros.
   if (rows_ % (2 * cuda::kGroupRows) != 0 || cols_ % (4 * codec::kGroupCols) != 0)

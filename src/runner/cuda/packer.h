@@ -73,6 +73,7 @@ class Packer {
   void upload_table(const codec::PairCode& code, cudaStream_t stream);
   cuda::PackSummary read_summary(cudaStream_t stream) const;
   ResidentBytes keep_sizes(const cuda::PackSummary& summary);
+  cuda::ResidentMatrix matrix_at(void* memory) const;
   void write(const cuda::ResidentMatrix& matrix, cudaStream_t stream) const;
 
   void* scratch_;
