@@ -60,6 +60,16 @@ __device__ __forceinline__ uint4 load_streaming_16(const void* p) {
                : "l"(p), "l"(read_once()));
   return v;
 }
+// The same where it is wanted, zeros elsewhere, without a branch.
+__device__ __forceinline__ uint4 load_streaming_16_if(bool wanted, const void* p) {
+  uint4 v;
+  asm volatile(
+      "{ .reg .pred q; setp.ne.u32 q, %6, 0; mov.b32 %0, 0; mov.b32 %1, 0; mov.b32 %2, 0; mov.b32 %3, 0; "
+      "@q ld.global.nc.L1::no_allocate.L2::cache_hint.v4.u32 {%0, %1, %2, %3}, [%4], %5; }"
+      : "=&r"(v.x), "=&r"(v.y), "=&r"(v.z), "=&r"(v.w)
+      : "l"(p), "l"(read_once()), "r"(static_cast<std::uint32_t>(wanted)));
+  return v;
+}
 // The same of what a kernel before may have written.
 __device__ __forceinline__ uint4 load_streaming_coherent_16(const void* p) {
   uint4 v;
@@ -122,6 +132,9 @@ __device__ __forceinline__ void barrier_init_done() {
 __device__ __forceinline__ void barrier_expect(std::uint32_t barrier, std::uint32_t bytes) {
   asm volatile("mbarrier.arrive.expect_tx.shared.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
 }
+// What this thread has read of shared memory is over before a bulk copy writes there that is asked for by someone who
+// waits for this thread's arrival. Without it an arrival overtakes reads that the memory pipe holds back.
+__device__ __forceinline__ void reads_before_copies() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 __device__ __forceinline__ void barrier_arrive(std::uint32_t barrier) {
   asm volatile("mbarrier.arrive.shared.b64 _, [%0];" ::"r"(barrier) : "memory");
 }

@@ -12,30 +12,32 @@ namespace glyd::cuda {
 
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL) || !defined(__CUDA_ARCH__)
 
-// acc += a * x, a group of two k16 steps at a time, from a block's activations in shared memory.
+// acc += a * x, a group of two k16 steps at a time, from a block's activations in shared memory. A block after the
+// other: open(), run() for each group or run_slowly() for those of a short one, close(); finish() before anyone else
+// uses acc. wgmma goes on behind close(), which says what to arrive on when it no longer reads the activations; open(),
+// run() and close() then have to follow each other until finish().
 template <int kColumns, bool kWarpGroup, int kBuffers>
-struct BlockProduct;
+class BlockProduct;
 
 template <int kColumns, int kBuffers>
-struct BlockProduct<kColumns, false, kBuffers> {
+class BlockProduct<kColumns, false, kBuffers> {
+ public:
   static constexpr int kFragments = 2;
   struct X {
     uint4 columns[kColumns / 8];
   };
-  float (&acc)[kColumns / 8][4];
-  std::uint32_t x;  // shared address of the block's activations
-  int lane;
-  int& fresh;
-  bool used;  // whether the lane's column in the only 8 is a token's
-  uint4 only{};
 
+  // `used`: whether the lane's column in the only 8 is a token's.
+  __device__ __forceinline__ BlockProduct(float (&acc)[kColumns / 8][4], int lane, bool used)
+      : acc_(acc), lane_(lane), used_(used) {}
+  __device__ __forceinline__ void open(std::uint32_t x) { x_ = x; }
   __device__ __forceinline__ X load(int g) {
     X out;
-    const std::uint32_t at = x + g * (codec::kGroupCols * kColumns * 2) + lane * 16;
+    const std::uint32_t at = x_ + g * (codec::kGroupCols * kColumns * 2) + lane_ * 16;
     if constexpr (kColumns == 8) {
       // A lane without a token leaves what it has: sums of its column are nobody's, and shared memory is short of time.
-      load_shared_16_if(used, at, only);
-      out.columns[0] = only;
+      load_shared_16_if(used_, at, only_);
+      out.columns[0] = only_;
     } else {
 #pragma unroll
       for (int n = 0; n < kColumns / 8; ++n) out.columns[n] = load_shared_16(at + n * 512);
@@ -45,49 +47,76 @@ struct BlockProduct<kColumns, false, kBuffers> {
   __device__ __forceinline__ void run(int, const Fragments& a, const X& b) {
 #pragma unroll
     for (int n = 0; n < kColumns / 8; ++n) {
-      mma_16816(acc[n], a[0], b.columns[n].x, b.columns[n].y);
-      mma_16816(acc[n], a[1], b.columns[n].z, b.columns[n].w);
+      mma_16816(acc_[n], a[0], b.columns[n].x, b.columns[n].y);
+      mma_16816(acc_[n], a[1], b.columns[n].z, b.columns[n].w);
     }
   }
   __device__ __forceinline__ void run_slowly(int g, const Fragments& a) { run(g, a, load(g)); }
+  // All lanes arrive, each for what it has read: one for all of them is no faster, and racecheck does not follow it.
+  __device__ __forceinline__ void close(std::uint32_t barrier) { barrier_arrive(barrier); }
   __device__ __forceinline__ void finish() {}
+  __device__ __forceinline__ void restart() {}
+
+ private:
+  float (&acc_)[kColumns / 8][4];
+  int lane_;
+  bool used_;
+  std::uint32_t x_ = 0;
+  uint4 only_{};
 };
 
 template <int kColumns, int kBuffers>
-struct BlockProduct<kColumns, true, kBuffers> {
+class BlockProduct<kColumns, true, kBuffers> {
+ public:
   // Each lets a warp be one group further ahead of the slowest of its four.
   static constexpr int kFragments = kBuffers;
   struct X {};
-  float (&acc)[kColumns / 8][4];
-  std::uint32_t x;
-  int lane;
-  int& fresh;  // 0: the sums are to begin at zero
-  bool used;
 
+  __device__ __forceinline__ BlockProduct(float (&acc)[kColumns / 8][4], int lane, bool) : acc_(acc), lane_(lane) {}
+  __device__ __forceinline__ void open(std::uint32_t x) { x_ = x; }
   __device__ __forceinline__ X load(int) { return {}; }
   __device__ __forceinline__ void run(int g, const Fragments& a, const X&) {
-    const std::uint32_t b = wgmma_descriptor_low<kColumns>(x) + g * (codec::kGroupCols * kColumns * 2 / 16);
+    const std::uint32_t b = wgmma_descriptor_low<kColumns>(x_) + g * (codec::kGroupCols * kColumns * 2 / 16);
     wgmma_fence();
-    Wgmma<kColumns>::step(acc, a[0], wgmma_descriptor(b), fresh);
-    Wgmma<kColumns>::step(acc, a[1], wgmma_descriptor(b + 32 * kColumns / 16), 1);
+    Wgmma<kColumns>::step(acc_, a[0], wgmma_descriptor(b), fresh_);
+    Wgmma<kColumns>::step(acc_, a[1], wgmma_descriptor(b + 32 * kColumns / 16), 1);
     wgmma_commit();
-    fresh = 1;
-    wgmma_wait<kFragments - 1>();  // the next fragments are free
+    fresh_ = 1;
+    wgmma_wait<kFragments - 1>();       // the next fragments are free
+    if (g == kFragments - 1) arrive();  // and so is the block before
   }
   // By mma.sync, which adds to the same bits: a loop with wgmma in it makes ptxas serialize all of them.
   __device__ __forceinline__ void run_slowly(int g, const Fragments& a) {
-    const std::uint32_t b = x + g * (codec::kGroupCols * kColumns * 2) + lane * 4;
+    const std::uint32_t b = x_ + g * (codec::kGroupCols * kColumns * 2) + lane_ * 4;
 #pragma unroll
     for (int n = 0; n < kColumns / 8; ++n) {
 #pragma unroll
       for (int step = 0; step < 2; ++step) {
         const std::uint32_t matrix = b + (step * 2 * (kColumns / 8) + n) * 128;  // 8 columns x 8 weights
-        mma_16816(acc[n], a[step], load_shared(matrix), load_shared(matrix + kColumns / 8 * 128));
+        mma_16816(acc_[n], a[step], load_shared(matrix), load_shared(matrix + kColumns / 8 * 128));
       }
     }
-    fresh = 1;
+    fresh_ = 1;
   }
-  __device__ __forceinline__ void finish() { wgmma_wait<0>(); }
+  __device__ __forceinline__ void close(std::uint32_t barrier) { closed_ = barrier; }
+  __device__ __forceinline__ void finish() {
+    wgmma_wait<0>();
+    arrive();
+  }
+  // The sums begin at zero again.
+  __device__ __forceinline__ void restart() { fresh_ = 0; }
+
+ private:
+  __device__ __forceinline__ void arrive() {
+    if (closed_ != 0) barrier_arrive(closed_);
+    closed_ = 0;
+  }
+
+  float (&acc_)[kColumns / 8][4];
+  int lane_;
+  int fresh_ = 0;
+  std::uint32_t x_ = 0;
+  std::uint32_t closed_ = 0;  // the barrier of the block before; 0: there is none
 };
 
 #endif

@@ -49,7 +49,6 @@ struct CachedProduct {
     }
   }
   __device__ __forceinline__ void run_slowly(int g, const Fragments& a) { run(g, a, {}); }
-  __device__ __forceinline__ void finish() {}
 };
 
 template <class Matrix, int kColumns>
@@ -121,7 +120,12 @@ __global__ void __launch_bounds__(kMaxGenericGroups<kColumns> * 128, 1)
         const int first = block * static_cast<int>(codec::kBlockGroups);
         const int count = min(groups - first, static_cast<int>(codec::kBlockGroups));
         CachedProduct<kColumns> product{acc, x};
-        run_block(unit, walk, queue, count, u + 1 < to, lane, one, product);
+        if (count == static_cast<int>(codec::kBlockGroups)) {
+          Fragments fragments[decltype(product)::kFragments];
+          run_block(unit, walk, queue, u + 1 < to, lane, one, product, fragments);
+        } else {
+          run_short_block(unit, walk, queue, count, u + 1 < to, lane, one, product);
+        }
       }
       meet();  // the buffer may be filled again
       if (valid && (++block == blocks || u + 1 == to)) {

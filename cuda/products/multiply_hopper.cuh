@@ -49,6 +49,7 @@ template <int kColumns>
 inline constexpr int kMaxPassGroups = kColumns <= 64 ? 5 : 3;
 
 inline constexpr int kMaxStages = 4;
+inline constexpr std::uint32_t kShared = 227 * 1024;
 
 // What suits an instance, as measured (bench/results/products.md).
 template <class Matrix, int kColumns>
@@ -60,10 +61,10 @@ struct Tuning {
   // under way decides: two groups a warp are less than a microsecond's worth of memory.
   static constexpr bool kSharedQueue = kPacked && (kColumns == 32 || kColumns == 64);
   static constexpr int kAhead = kPacked ? (kColumns <= 16 || kColumns == 128 ? 8 : 4) : kColumns <= 16 ? 4 : 2;
-  using Queue = std::conditional_t<kSharedQueue, SharedQueue<Walk, kAhead>, RegisterQueue<Walk, kAhead>>;
+  using Queue = std::conditional_t<kSharedQueue, SharedQueue<Walk, kAhead>, RegisterQueue<Walk, kAhead, !kPacked && (kColumns > 16)>>;
   // Groups' fragments that a warp has beside each other at wgmma: each lets it be a group further ahead of its slowest
   // neighbour.
-  static constexpr int kFragments = !kPacked || kColumns == 64 ? 2 : kSharedQueue ? 4 : 3;
+  static constexpr int kFragments = !kPacked || kColumns == 64 ? 2 : 4;
 };
 
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL) || !defined(__CUDA_ARCH__)
@@ -146,7 +147,7 @@ __device__ void produce(const MultiplyArguments<Matrix>& args, int run, std::uin
     if (stage < ahead) range = find_streams(args, run, 0, step, place);  // a trip to memory, so before all else
     if (lane < args.stages) {
       barrier_init(full + 8 * lane, 1);
-      barrier_init(empty + 8 * lane, args.pass_groups * 4);
+      barrier_init(empty + 8 * lane, args.pass_groups * 128);
     }
     barrier_init_done();
     __syncwarp();
@@ -222,42 +223,78 @@ __device__ void consume(const MultiplyArguments<Matrix>& args, int run, std::uin
   if constexpr (Source<Matrix>::kPacked) fill_table(args.weights.table, entry, warp, args.pass_groups * 4, lane);
   asm volatile("bar.sync 1, %0;" ::"r"(args.pass_groups * 128 + 32) : "memory");
 
+  const auto next_stage = [&] {
+    at += stage_bytes;
+    filled += 8;
+    if (filled == full + 8 * args.stages) {
+      at = ring;
+      filled = full;
+      parity ^= 1;
+    }
+  };
+  const auto pass_by = [&](int steps) {
+#pragma unroll 1
+    for (; steps > 0; --steps) {
+      barrier_wait(filled, parity);
+      barrier_arrive(filled + 8 * kMaxStages);
+      next_stage();
+    }
+  };
+
   for (int pass = 0; pass < passes; ++pass) {
     const int place = pass * args.pass_groups + (warp >> 2);  // of the row group in the step
     // In the first step, in the last one, and from some row on there may be no row group for these warps.
     const int from = p.begin_at(run, place), to = p.end_at(run, place);
+    if (from >= to) {
+      pass_by(end - begin);
+      continue;
+    }
     Walk walk = walk_from(place);
-    if (pass > 0 && from < to) queue.fill(walk);
+    if (pass > 0) queue.fill(walk);
     float acc[kColumns / 8][4];
 #pragma unroll
     for (auto& column : acc) column[0] = column[1] = column[2] = column[3] = 0;
-    int fresh = 0;
+    using Product = BlockProduct<kColumns, kWarpGroup, Tuned::kFragments>;
+    Product product(acc, lane, lane < args.tokens * 4);
+    Fragments fragments[Product::kFragments];
+    typename Source<Matrix>::Unit unit;
 
-    for (int u = begin; u < end; ++u) {
-      barrier_wait(filled, parity);
-      if (u >= from && u < to) {
-        const std::uint32_t x = at + args.x_at;
-        typename Source<Matrix>::Unit unit;
+    pass_by(from - begin);
+    int u = from;
+#pragma unroll 1
+    while (u < to) {
+      // The whole blocks of a row, whose products overlap, and the short one at its end. Nothing else in the loop of the
+      // whole ones: ptxas would serialize all products.
+      const int step_row = walk.step_row();
+      const int row_end = min(to, u + blocks - walk.block());
+      const bool short_end = row_end == u + blocks - walk.block() && groups % kGroups != 0;
+      const int whole_end = row_end - (short_end ? 1 : 0);
+#pragma unroll 1
+      for (; u < whole_end; ++u) {
+        barrier_wait(filled, parity);
         unit.open(at + (warp >> 2) * args.slot_bytes, warp, lane);
-        const int count = walk.block() + 1 < blocks ? kGroups : groups - (blocks - 1) * kGroups;
-        BlockProduct<kColumns, kWarpGroup, Tuned::kFragments> product{acc, x, lane, fresh, lane < args.tokens * 4};
-        run_block(unit, walk, queue, count, u + 1 < to, lane, one, product);
+        product.open(at + args.x_at);
+        run_block(unit, walk, queue, u + 1 < to, lane, one, product, fragments);
+        reads_before_copies();
+        product.close(filled + 8 * kMaxStages);
+        next_stage();
       }
-      __syncwarp();
-      if (lane == 0) barrier_arrive(filled + 8 * kMaxStages);
-      at += stage_bytes;
-      filled += 8;
-      if (filled == full + 8 * args.stages) {
-        at = ring;
-        filled = full;
-        parity ^= 1;
+      product.finish();
+      if (short_end) {
+        barrier_wait(filled, parity);
+        unit.open(at + (warp >> 2) * args.slot_bytes, warp, lane);
+        product.open(at + args.x_at);
+        run_short_block(unit, walk, queue, groups % kGroups, u + 1 < to, lane, one, product);
+        reads_before_copies();
+        product.close(filled + 8 * kMaxStages);
+        product.finish();
+        next_stage();
+        ++u;
       }
-      if (u >= from && u < to && (walk.block() == 0 || u + 1 == to)) {
-        const int step_row = walk.step_row() - (walk.block() == 0 ? 1 : 0);  // the walk is already behind the block
-        store_partials(p, run, args.partials, args.tokens, step_row, place, warp, lane, acc);
-        fresh = 0;
-      }
+      store_partials(p, run, args.partials, args.tokens, step_row, place, warp, lane, acc);
+      product.restart();
     }
+    pass_by(end - to);
   }
 }
 
@@ -338,7 +375,6 @@ __global__ void __launch_bounds__((kMaxPassGroups<kColumns> + 1) * 128, 1)
 template <class Matrix, int kColumns, bool kWarpGroup>
 cudaError_t launch_multiply(const Matrix& weights, const Partition& partition, const Activations& x, int tokens,
                             float* partials, std::uint32_t slot_bytes, cudaStream_t stream) {
-  constexpr std::uint32_t kShared = 227 * 1024;
   constexpr std::uint32_t kX = codec::kBlockCols * kColumns * 2;
   std::uint32_t fixed = 0;
   const int most = kMaxPassGroups<kColumns>;
@@ -349,7 +385,7 @@ cudaError_t launch_multiply(const Matrix& weights, const Partition& partition, c
     stages = static_cast<int>((kShared - fixed) / (groups * slot_bytes + kX));
     if (stages >= 2 || groups == 1) break;
   }
-  if (stages < 1) return cudaErrorInvalidConfiguration;
+  if (stages < 2) return cudaErrorInvalidConfiguration;  // a larger block than largest_block_bytes()
   if (stages > kMaxStages) stages = kMaxStages;
   const std::size_t shared = fixed + static_cast<std::size_t>(stages) * (groups * slot_bytes + kX);
   const auto kernel = multiply_kernel<Matrix, kColumns, kWarpGroup>;

@@ -98,6 +98,10 @@ class PlainWalk {
     return {load_streaming_16(at_.upper + g * static_cast<int>(codec::kGroupCols)),
             load_streaming_16(at_.lower + g * static_cast<int>(codec::kGroupCols))};
   }
+  __device__ __forceinline__ Raw load_if(bool wanted, int g) const {
+    return {load_streaming_16_if(wanted, at_.upper + g * static_cast<int>(codec::kGroupCols)),
+            load_streaming_16_if(wanted, at_.lower + g * static_cast<int>(codec::kGroupCols))};
+  }
   __device__ __forceinline__ void step() {
     if (++block_ < blocks_) {
       at_ = {at_.upper + codec::kBlockCols, at_.lower + codec::kBlockCols};
@@ -192,7 +196,10 @@ __device__ __forceinline__ void fill_table(const std::uint32_t* table, std::uint
 // A warp's weights that are under way, in registers for kAhead groups. The compiler has one scoreboard for all such
 // loads, so a warp that waits for one of them waits for all. So they are asked for in batches of half the registers,
 // each right behind the first use of the batch before.
-template <class Walk, int kAhead>
+//
+// kForWgmma: wgmma reads these very registers. Then nothing is asked for in a branch: ptxas keeps a register from being
+// written while wgmma still reads it where control goes straight on, and has failed to behind a branch.
+template <class Walk, int kAhead, bool kForWgmma = false>
 struct RegisterQueue {
   static constexpr std::uint32_t kBytes = 0;
   static constexpr int kBatch = kAhead / 2, kStepsAt = static_cast<int>(codec::kBlockGroups) - kBatch;
@@ -208,8 +215,13 @@ struct RegisterQueue {
     constexpr int kGroups = static_cast<int>(codec::kBlockGroups);
     if (g % kBatch != 0) return;
 #pragma unroll
-    for (int i = g + kBatch; i < g + 2 * kBatch; ++i)
-      if (i < kGroups || more) raw[i % kAhead] = walk.load(i % kGroups);
+    for (int i = g + kBatch; i < g + 2 * kBatch; ++i) {
+      if constexpr (kForWgmma) {
+        raw[i % kAhead] = i < kGroups ? walk.load(i) : walk.load_if(more, i % kGroups);
+      } else {
+        if (i < kGroups || more) raw[i % kAhead] = walk.load(i % kGroups);
+      }
+    }
   }
   // In a block of fewer groups: of what has been asked for, only the first is used.
   __device__ __forceinline__ typename Walk::Raw take_slowly(int g, int count, const Walk& walk) {
@@ -257,36 +269,40 @@ struct SharedQueue {
   }
 };
 
-// The groups of one block: decodes (or unpacks) a group, asks for further ones, which may be in the next block (if
+// The 8 groups of a block: decodes (or unpacks) a group, asks for further ones, which may be in the next block (if
 // there are `more`: loads behind the end would be the next kernel's loss) and to which the walk steps on the way,
 // multiplies. `product` has load(g), which fetches a group's activations (before the decoding, which hides the way),
-// run(g, fragments, activations), whose last kFragments fragments stay as they are, and finish(); in a short block
-// run_slowly(g, fragments). The queues' kAhead divides 8.
+// and run(g, fragments, activations), which may still read its last kFragments fragments when it comes back, from one
+// block to the next. The queues' kAhead divides 8, and so does kFragments.
 template <class Unit, class Walk, class Queue, class Product>
-__device__ __forceinline__ void run_block(Unit& unit, Walk& walk, Queue& queue, int count, bool more, int lane,
-                                          std::uint32_t one, Product& product) {
+__device__ __forceinline__ void run_block(Unit& unit, Walk& walk, Queue& queue, bool more, int lane, std::uint32_t one,
+                                          Product& product, Fragments (&a)[Product::kFragments]) {
   constexpr int kGroups = static_cast<int>(codec::kBlockGroups);
-  Fragments a[Product::kFragments];
+  static_assert(kGroups % Product::kFragments == 0);
   const std::uint32_t lane4 = lane * 4;
-  if (count == kGroups) {
 #pragma unroll
-    for (int g = 0; g < kGroups; ++g) {
-      const auto x = product.load(g);
-      unit.fragments(queue.take(g), StreamPair::limit(g), lane, lane4, one, a[g % Product::kFragments]);
-      if (g == Queue::kStepsAt) walk.step();
-      queue.ask(g, walk, more);
-      product.run(g, a[g % Product::kFragments], x);
-    }
-    product.finish();
-  } else {  // the last block of a row
-#pragma unroll 1
-    for (int g = 0; g < count; ++g) {
-      unit.fragments(queue.take_slowly(g, count, walk), StreamPair::limit(g), lane, lane4, one, a[0]);
-      product.run_slowly(g, a[0]);
-    }
-    walk.step();
-    if (more) queue.fill(walk);
+  for (int g = 0; g < kGroups; ++g) {
+    const auto x = product.load(g);
+    unit.fragments(queue.take(g), StreamPair::limit(g), lane, lane4, one, a[g % Product::kFragments]);
+    if (g == Queue::kStepsAt) walk.step();
+    queue.ask(g, walk, more);
+    product.run(g, a[g % Product::kFragments], x);
   }
+}
+
+// The same for the last block of a row where it has fewer groups; `product` has run_slowly(g, fragments), after which
+// the fragments are free.
+template <class Unit, class Walk, class Queue, class Product>
+__device__ __forceinline__ void run_short_block(Unit& unit, Walk& walk, Queue& queue, int count, bool more, int lane,
+                                                std::uint32_t one, Product& product) {
+  Fragments a;
+#pragma unroll 1
+  for (int g = 0; g < count; ++g) {
+    unit.fragments(queue.take_slowly(g, count, walk), StreamPair::limit(g), lane, lane * 4, one, a);
+    product.run_slowly(g, a);
+  }
+  walk.step();
+  if (more) queue.fill(walk);
 }
 
 // Writes a warp's 16 rows of sums as the piece that a run makes of them, and clears them.
