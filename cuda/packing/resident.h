@@ -125,6 +125,16 @@ struct ResidentMatrix {
   constexpr std::int64_t col_blocks() const { return static_cast<std::int64_t>(grid().col_blocks()); }
   constexpr std::int64_t col_groups() const { return static_cast<std::int64_t>(grid().groups()); }
   constexpr std::int64_t blocks() const { return row_groups() * col_blocks(); }
+  // Of a block in a kernel's shared memory, with what a decoder may read behind it.
+  constexpr std::uint32_t slot_bytes() const { return (max_block_bytes + kResidentPad + 127) / 128 * 128; }
+  // Rows first_row (a multiple of 64) to first_row + part_rows, as a matrix. It has the claims of all of it.
+  constexpr ResidentMatrix part(std::int64_t first_row, std::int64_t part_rows) const {
+    ResidentMatrix m = *this;
+    m.rows = part_rows;
+    m.first_group += static_cast<std::uint32_t>(first_row / kGroupRows);
+    m.block_offsets += first_row / kGroupRows * col_blocks();
+    return m;
+  }
   constexpr std::int64_t row_pages() const { return (col_groups() + 3) / 4 * 2; }
   // Of all of a matrix.
   constexpr std::int64_t sign_mantissa_bytes() const { return (row_groups() + 1) / 2 * row_pages() * kPairBytes; }

@@ -27,9 +27,10 @@ class BlockProduct<kColumns, false, kBuffers> {
     uint4 columns[kColumns / 8];
   };
 
+  float acc[kColumns / 8][4] = {};
+
   // `used`: whether the lane's column in the only 8 is a token's.
-  __device__ __forceinline__ BlockProduct(float (&acc)[kColumns / 8][4], int lane, bool used)
-      : acc_(acc), lane_(lane), used_(used) {}
+  __device__ __forceinline__ BlockProduct(int lane, bool used) : lane_(lane), used_(used) {}
   __device__ __forceinline__ void open(std::uint32_t x) { x_ = x; }
   __device__ __forceinline__ X load(int g) {
     X out;
@@ -47,8 +48,8 @@ class BlockProduct<kColumns, false, kBuffers> {
   __device__ __forceinline__ void run(int, const Fragments& a, const X& b) {
 #pragma unroll
     for (int n = 0; n < kColumns / 8; ++n) {
-      mma_16816(acc_[n], a[0], b.columns[n].x, b.columns[n].y);
-      mma_16816(acc_[n], a[1], b.columns[n].z, b.columns[n].w);
+      mma_16816(acc[n], a[0], b.columns[n].x, b.columns[n].y);
+      mma_16816(acc[n], a[1], b.columns[n].z, b.columns[n].w);
     }
   }
   __device__ __forceinline__ void run_slowly(int g, const Fragments& a) { run(g, a, load(g)); }
@@ -58,7 +59,6 @@ class BlockProduct<kColumns, false, kBuffers> {
   __device__ __forceinline__ void restart() {}
 
  private:
-  float (&acc_)[kColumns / 8][4];
   int lane_;
   bool used_;
   std::uint32_t x_ = 0;
@@ -72,18 +72,24 @@ class BlockProduct<kColumns, true, kBuffers> {
   static constexpr int kFragments = kBuffers;
   struct X {};
 
-  __device__ __forceinline__ BlockProduct(float (&acc)[kColumns / 8][4], int lane, bool) : acc_(acc), lane_(lane) {}
+  float acc[kColumns / 8][4] = {};
+
+  __device__ __forceinline__ BlockProduct(int lane, bool) : lane_(lane) {}
   __device__ __forceinline__ void open(std::uint32_t x) { x_ = x; }
   __device__ __forceinline__ X load(int) { return {}; }
   __device__ __forceinline__ void run(int g, const Fragments& a, const X&) {
     const std::uint32_t b = wgmma_descriptor_low<kColumns>(x_) + g * (codec::kGroupCols * kColumns * 2 / 16);
     wgmma_fence();
-    Wgmma<kColumns>::step(acc_, a[0], wgmma_descriptor(b), fresh_);
-    Wgmma<kColumns>::step(acc_, a[1], wgmma_descriptor(b + 32 * kColumns / 16), 1);
+    Wgmma<kColumns>::step(acc, a[0], wgmma_descriptor(b), fresh_);
+    Wgmma<kColumns>::step(acc, a[1], wgmma_descriptor(b + 32 * kColumns / 16), 1);
     wgmma_commit();
     fresh_ = 1;
-    wgmma_wait<kFragments - 1>();       // the next fragments are free
-    if (g == kFragments - 1) arrive();  // and so is the block before
+    if (g == 0) {
+      wgmma_wait<1>();  // the block before is done, and its stage waited for
+      arrive();
+    } else {
+      wgmma_wait<kFragments - 1>();  // the next fragments are free
+    }
   }
   // By mma.sync, which adds to the same bits: a loop with wgmma in it makes ptxas serialize all of them.
   __device__ __forceinline__ void run_slowly(int g, const Fragments& a) {
@@ -93,7 +99,7 @@ class BlockProduct<kColumns, true, kBuffers> {
 #pragma unroll
       for (int step = 0; step < 2; ++step) {
         const std::uint32_t matrix = b + (step * 2 * (kColumns / 8) + n) * 128;  // 8 columns x 8 weights
-        mma_16816(acc_[n], a[step], load_shared(matrix), load_shared(matrix + kColumns / 8 * 128));
+        mma_16816(acc[n], a[step], load_shared(matrix), load_shared(matrix + kColumns / 8 * 128));
       }
     }
     fresh_ = 1;
@@ -112,7 +118,6 @@ class BlockProduct<kColumns, true, kBuffers> {
     closed_ = 0;
   }
 
-  float (&acc_)[kColumns / 8][4];
   int lane_;
   int fresh_ = 0;
   std::uint32_t x_ = 0;

@@ -182,7 +182,7 @@ cudaError_t multiply_generic(const Matrix& weights, const Partition& partition, 
 
 cudaError_t multiply_packed_generic(const ResidentMatrix& weights, const Partition& partition, const Activations& x,
                                     int tokens, float* partials, cudaStream_t stream) {
-  const int slot = static_cast<int>((weights.max_block_bytes + kResidentPad + 127) / 128 * 128);
+  const int slot = static_cast<int>(weights.slot_bytes());
   return multiply_generic(weights, partition, x, tokens, partials, slot, stream);
 }
 

@@ -27,29 +27,14 @@
 #include "cuda/common/launch.h"
 #include "cuda/products/block_product.cuh"
 #include "cuda/products/products.h"
-#include "cuda/products/weights.cuh"
+#include "cuda/products/weight_stream.cuh"
 
 namespace glyd::cuda {
-
-template <class Matrix>
-struct MultiplyArguments {
-  Matrix weights;
-  Partition partition;
-  const std::uint8_t* x;
-  float* partials;
-  int tokens;
-  int slot_bytes;  // of a block of streams in a stage; 0: plain weights
-  int x_at;        // where a stage has its activations: behind its blocks
-  int stages;
-  int pass_groups;  // row groups of a pass
-};
 
 // Row groups of a pass at most, each 4 warps: as many as the registers of the accumulators leave room for.
 template <int kColumns>
 inline constexpr int kMaxPassGroups = kColumns <= 64 ? 5 : 3;
-
-inline constexpr int kMaxStages = 4;
-inline constexpr std::uint32_t kShared = 227 * 1024;
+static_assert(kMaxPassGroups<8> <= kMostPassGroups);
 
 // What suits an instance, as measured (bench/results/products.md).
 template <class Matrix, int kColumns>
@@ -61,242 +46,39 @@ struct Tuning {
   // under way decides: two groups a warp are less than a microsecond's worth of memory.
   static constexpr bool kSharedQueue = kPacked && (kColumns == 32 || kColumns == 64);
   static constexpr int kAhead = kPacked ? (kColumns <= 16 || kColumns == 128 ? 8 : 4) : kColumns <= 16 ? 4 : 2;
-  using Queue = std::conditional_t<kSharedQueue, SharedQueue<Walk, kAhead>, RegisterQueue<Walk, kAhead, !kPacked && (kColumns > 16)>>;
+  using Queue = std::conditional_t<kSharedQueue, SharedQueue<Walk, kAhead>,
+                                   RegisterQueue<Walk, kAhead, !kPacked && (kColumns > 16)>>;
   // Groups' fragments that a warp has beside each other at wgmma: each lets it be a group further ahead of its slowest
   // neighbour.
   static constexpr int kFragments = !kPacked || kColumns == 64 ? 2 : 4;
 };
 
+template <class Matrix>
+struct MultiplyArguments : StreamArguments<Matrix> {
+  float* partials;
+  int tokens;
+};
+
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL) || !defined(__CUDA_ARCH__)
 
-// A step of a thread block's run, and where it is. The first one is looked up, the others follow from it.
-struct Step {
-  int index, row, block;
-
-  __device__ __forceinline__ void move(int steps, int blocks) {
-    index += steps;
-    block += steps;
-    for (; block >= blocks; block -= blocks) ++row;
-  }
-};
-__device__ __forceinline__ Step first_step(const Partition& p, int run) {
-  const int index = p.first[run], row = p.row[run];
-  return {index, row, index - row * p.col_blocks()};
-}
-
-// Where a step's blocks of streams lie, in 16 bytes: of the step row's row group `place` in the pass.
-struct StreamRange {
-  std::uint32_t begin = 0, end = 0;
-  __device__ __forceinline__ std::uint32_t bytes() const { return (end - begin) * 16; }
-};
-template <class Matrix>
-__device__ __forceinline__ StreamRange find_streams(const MultiplyArguments<Matrix>& args, int run, int pass,
-                                                    const Step& step, int place) {
-  StreamRange range;
-  if constexpr (Source<Matrix>::kPacked) {
-    const Partition& p = args.partition;
-    const int place_in_row = pass * args.pass_groups + place;
-    if (place < args.pass_groups && step.index >= p.begin_at(run, place_in_row) &&
-        step.index < p.end_at(run, place_in_row)) {
-      const std::uint32_t* offset = args.weights.block_offsets +
-                                    static_cast<std::int64_t>(p.row_group(step.row, place_in_row)) * p.col_blocks() +
-                                    step.block;
-      range.begin = offset[0];
-      range.end = offset[1];
-    }
-  }
-  return range;
-}
-
-template <class Matrix, int kColumns>
-__device__ void produce(const MultiplyArguments<Matrix>& args, int run, std::uint32_t ring, std::uint32_t full,
-                        std::uint32_t empty, int begin, int end, int lane) {
-  const Partition& p = args.partition;
-  const int blocks = p.col_blocks();
-  const int groups = static_cast<int>((p.cols + codec::kGroupCols - 1) / codec::kGroupCols);
-  constexpr std::uint32_t kGroupX = codec::kGroupCols * kColumns * 2;
-  const std::uint32_t stage_bytes = args.x_at + codec::kBlockGroups * kGroupX;
-  const int passes = (p.height + args.pass_groups - 1) / args.pass_groups;
-  const auto x_bytes = [&](int block) {
-    return min(groups - block * static_cast<int>(codec::kBlockGroups), static_cast<int>(codec::kBlockGroups)) * kGroupX;
-  };
-  const auto copy_streams = [&](int stage, int place, const StreamRange& range) {
-    if constexpr (Source<Matrix>::kPacked) {
-      if (range.begin != range.end)
-        bulk_copy(ring + stage * stage_bytes + place * args.slot_bytes,
-                  args.weights.streams + static_cast<std::int64_t>(range.begin) * 16, range.bytes(), full + 8 * stage,
-                  read_once());
-    }
-  };
-  const auto copy_x = [&](int stage, int block) {
-    bulk_copy(ring + stage * stage_bytes + args.x_at,
-              args.x + static_cast<std::size_t>(block) * (codec::kBlockGroups * kGroupX), x_bytes(block),
-              full + 8 * stage, used_again());
-  };
-
-  // The first stages' weights, looked up all at once by a quarter of the warp a stage, are on their way before the
-  // previous kernel has ended; then come the activations.
-  static_assert(kMaxStages <= 4 && kMaxPassGroups<kColumns> <= 8);
-  const int ahead = min(args.stages, end - begin);
-  {
-    const int stage = lane >> 3, place = lane & 7;
-    Step step = first_step(p, run);
-    step.move(stage, blocks);
-    const int block = step.block;
-    StreamRange range;
-    if (stage < ahead) range = find_streams(args, run, 0, step, place);  // a trip to memory, so before all else
-    if (lane < args.stages) {
-      barrier_init(full + 8 * lane, 1);
-      barrier_init(empty + 8 * lane, args.pass_groups * 128);
-    }
-    barrier_init_done();
-    __syncwarp();
-    asm volatile("bar.arrive 1, %0;" ::"r"(args.pass_groups * 128 + 32) : "memory");
-    std::uint32_t bytes = range.bytes();
-#pragma unroll
-    for (int i = 1; i < 8; i *= 2) bytes += __shfl_xor_sync(0xFFFFFFFF, bytes, i);
-    const bool leads = stage < ahead && place == 0;
-    if (leads) barrier_expect(full + 8 * stage, bytes + x_bytes(block));
-    __syncwarp();
-    copy_streams(stage, place, range);
-    let_next_start();
-    wait_for_previous();
-    if (leads) copy_x(stage, block);
-    __syncwarp();
-  }
-
-  int stage = ahead < args.stages ? ahead : 0, turn = ahead < args.stages ? 0 : 1;
-  for (int pass = 0; pass < passes; ++pass) {
-    Step step = first_step(p, run);
-    if (pass == 0) step.move(ahead, blocks);
-    StreamRange range;
-    if (step.index < end) range = find_streams(args, run, pass, step, lane);
-    while (step.index < end) {
-      const int block = step.block;
-      step.move(1, blocks);
-      StreamRange next;
-      if (step.index < end) next = find_streams(args, run, pass, step, lane);
-      const std::uint32_t bytes = __reduce_add_sync(0xFFFFFFFF, range.bytes());
-      if (turn > 0) barrier_wait(empty + 8 * stage, (turn - 1) & 1);
-      if (lane == 0) barrier_expect(full + 8 * stage, bytes + x_bytes(block));
-      __syncwarp();
-      copy_streams(stage, lane, range);
-      if (lane == 0) copy_x(stage, block);
-      range = next;
-      if (++stage == args.stages) {
-        stage = 0;
-        ++turn;
-      }
-    }
-  }
-}
-
+// The Sink of a product: sums of a warp's 16 rows, stored where a row of the run ends.
 template <class Matrix, int kColumns, bool kWarpGroup>
-__device__ void consume(const MultiplyArguments<Matrix>& args, int run, std::uint32_t queues, std::uint32_t ring,
-                        std::uint32_t full, int begin, int end, int warp, int lane) {
-  using Tuned = Tuning<Matrix, kColumns>;
-  using Walk = typename Tuned::Walk;
-  using Queue = typename Tuned::Queue;
-  const Partition& p = args.partition;
-  const int blocks = p.col_blocks();
-  const int groups = static_cast<int>((p.cols + codec::kGroupCols - 1) / codec::kGroupCols);
-  constexpr std::uint32_t kGroupX = codec::kGroupCols * kColumns * 2;
-  constexpr int kGroups = codec::kBlockGroups;
-  // Not as a sum with x_at, for which the compiler spills at 32 columns.
-  const std::uint32_t stage_bytes = args.pass_groups * args.slot_bytes + codec::kBlockGroups * kGroupX;
-  const int passes = (p.height + args.pass_groups - 1) / args.pass_groups;
-  const std::uint32_t one = opaque_one();
-  // The stage to come: where it lies, its full barrier, and the parity of its turn.
-  std::uint32_t at = ring, filled = full, parity = 0;
+class Sums : public BlockProduct<kColumns, kWarpGroup, Tuning<Matrix, kColumns>::kFragments> {
+ public:
+  using Product = BlockProduct<kColumns, kWarpGroup, Tuning<Matrix, kColumns>::kFragments>;
 
-  // The first weights are asked for before all else that a warp has to do; the table is there when they have come.
-  Queue queue;
-  if constexpr (Queue::kBytes != 0) queue.at = queues + warp * Queue::kBytes + lane * 16;
-  std::uint32_t entry = 0;
-  if constexpr (Source<Matrix>::kPacked) entry = first_table_entry(args.weights.table, warp, lane);
-  const auto walk_from = [&](int place) {
-    Step step = first_step(p, run);
-    step.move(p.begin_at(run, place) - step.index, blocks);
-    return Walk(args.weights, p, step.row, place, step.block, warp, lane);
-  };
-  if (p.begin_at(run, warp >> 2) < p.end_at(run, warp >> 2)) queue.fill(walk_from(warp >> 2));
-  if constexpr (Source<Matrix>::kPacked) fill_table(args.weights.table, entry, warp, args.pass_groups * 4, lane);
-  asm volatile("bar.sync 1, %0;" ::"r"(args.pass_groups * 128 + 32) : "memory");
-
-  const auto next_stage = [&] {
-    at += stage_bytes;
-    filled += 8;
-    if (filled == full + 8 * args.stages) {
-      at = ring;
-      filled = full;
-      parity ^= 1;
-    }
-  };
-  const auto pass_by = [&](int steps) {
-#pragma unroll 1
-    for (; steps > 0; --steps) {
-      barrier_wait(filled, parity);
-      barrier_arrive(filled + 8 * kMaxStages);
-      next_stage();
-    }
-  };
-
-  for (int pass = 0; pass < passes; ++pass) {
-    const int place = pass * args.pass_groups + (warp >> 2);  // of the row group in the step
-    // In the first step, in the last one, and from some row on there may be no row group for these warps.
-    const int from = p.begin_at(run, place), to = p.end_at(run, place);
-    if (from >= to) {
-      pass_by(end - begin);
-      continue;
-    }
-    Walk walk = walk_from(place);
-    if (pass > 0) queue.fill(walk);
-    float acc[kColumns / 8][4];
-#pragma unroll
-    for (auto& column : acc) column[0] = column[1] = column[2] = column[3] = 0;
-    using Product = BlockProduct<kColumns, kWarpGroup, Tuned::kFragments>;
-    Product product(acc, lane, lane < args.tokens * 4);
-    Fragments fragments[Product::kFragments];
-    typename Source<Matrix>::Unit unit;
-
-    pass_by(from - begin);
-    int u = from;
-#pragma unroll 1
-    while (u < to) {
-      // The whole blocks of a row, whose products overlap, and the short one at its end. Nothing else in the loop of the
-      // whole ones: ptxas would serialize all products.
-      const int step_row = walk.step_row();
-      const int row_end = min(to, u + blocks - walk.block());
-      const bool short_end = row_end == u + blocks - walk.block() && groups % kGroups != 0;
-      const int whole_end = row_end - (short_end ? 1 : 0);
-#pragma unroll 1
-      for (; u < whole_end; ++u) {
-        barrier_wait(filled, parity);
-        unit.open(at + (warp >> 2) * args.slot_bytes, warp, lane);
-        product.open(at + args.x_at);
-        run_block(unit, walk, queue, u + 1 < to, lane, one, product, fragments);
-        reads_before_copies();
-        product.close(filled + 8 * kMaxStages);
-        next_stage();
-      }
-      product.finish();
-      if (short_end) {
-        barrier_wait(filled, parity);
-        unit.open(at + (warp >> 2) * args.slot_bytes, warp, lane);
-        product.open(at + args.x_at);
-        run_short_block(unit, walk, queue, groups % kGroups, u + 1 < to, lane, one, product);
-        reads_before_copies();
-        product.close(filled + 8 * kMaxStages);
-        product.finish();
-        next_stage();
-        ++u;
-      }
-      store_partials(p, run, args.partials, args.tokens, step_row, place, warp, lane, acc);
-      product.restart();
-    }
-    pass_by(end - to);
+  __device__ __forceinline__ Sums(const MultiplyArguments<Matrix>& args, int run, int place, int warp, int lane)
+      : Product(lane, lane < args.tokens * 4), args_(args), run_(run), place_(place), warp_(warp), lane_(lane) {}
+  __device__ __forceinline__ void open(std::uint32_t x, int, int) { Product::open(x); }
+  __device__ __forceinline__ void end_row(int step_row) {
+    store_partials(args_.partition, run_, args_.partials, args_.tokens, step_row, place_, warp_, lane_, this->acc);
+    this->restart();
   }
-}
+
+ private:
+  const MultiplyArguments<Matrix>& args_;
+  int run_, place_, warp_, lane_;
+};
 
 #endif
 
@@ -344,7 +126,7 @@ __global__ void __launch_bounds__((kMaxPassGroups<kColumns> + 1) * 128, 1)
   const int consumers = args.pass_groups * 4;
   const std::uint32_t bars = shared_address(shared_memory) + (Source<Matrix>::kPacked ? kTableBytes : 0);
   const std::uint32_t full = bars, empty = full + 8 * kMaxStages;
-  const std::uint32_t ring = bars + 128 + consumers * Tuning<Matrix, kColumns>::Queue::kBytes;
+  const std::uint32_t ring = bars + kBarrierBytes + consumers * Tuning<Matrix, kColumns>::Queue::kBytes;
   int run = blockIdx.x;
   if constexpr (Source<Matrix>::kPacked) {
     if (args.weights.claims != nullptr) {
@@ -364,7 +146,8 @@ __global__ void __launch_bounds__((kMaxPassGroups<kColumns> + 1) * 128, 1)
     produce<Matrix, kColumns>(args, run, ring, full, empty, begin, end, lane);
   } else {
     take_registers<kConsumerRegisters<kColumns>>();
-    consume<Matrix, kColumns, kWarpGroup>(args, run, bars + 128, ring, full, begin, end, warp, lane);
+    consume<kColumns, typename Tuning<Matrix, kColumns>::Queue, Sums<Matrix, kColumns, kWarpGroup>>(
+        args, run, bars + kBarrierBytes, ring, full, begin, end, warp, lane);
   }
 #else
   __trap();  // choose_kernels() takes these kernels for sm_90a alone
@@ -375,34 +158,22 @@ __global__ void __launch_bounds__((kMaxPassGroups<kColumns> + 1) * 128, 1)
 template <class Matrix, int kColumns, bool kWarpGroup>
 cudaError_t launch_multiply(const Matrix& weights, const Partition& partition, const Activations& x, int tokens,
                             float* partials, std::uint32_t slot_bytes, cudaStream_t stream) {
-  constexpr std::uint32_t kX = codec::kBlockCols * kColumns * 2;
-  std::uint32_t fixed = 0;
-  const int most = kMaxPassGroups<kColumns>;
-  int passes = (partition.height + most - 1) / most, groups = 0, stages = 0;
-  for (;; ++passes) {
-    groups = (partition.height + passes - 1) / passes;
-    fixed = (Source<Matrix>::kPacked ? kTableBytes : 0) + 128 + groups * 4 * Tuning<Matrix, kColumns>::Queue::kBytes;
-    stages = static_cast<int>((kShared - fixed) / (groups * slot_bytes + kX));
-    if (stages >= 2 || groups == 1) break;
-  }
-  if (stages < 2) return cudaErrorInvalidConfiguration;  // a larger block than largest_block_bytes()
-  if (stages > kMaxStages) stages = kMaxStages;
-  const std::size_t shared = fixed + static_cast<std::size_t>(stages) * (groups * slot_bytes + kX);
+  constexpr std::uint32_t kFixed = (Source<Matrix>::kPacked ? kTableBytes : 0) + kBarrierBytes;
+  const StagePlan plan =
+      plan_stages(partition.height, kMaxPassGroups<kColumns>, kFixed, 4 * Tuning<Matrix, kColumns>::Queue::kBytes,
+                  slot_bytes, codec::kBlockCols * kColumns * 2);
+  if (plan.stages == 0) return cudaErrorInvalidConfiguration;
   const auto kernel = multiply_kernel<Matrix, kColumns, kWarpGroup>;
   if (const cudaError_t error =
           cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(kShared));
       error != cudaSuccess)
     return error;
-  const MultiplyArguments<Matrix> args{weights,
-                                       partition,
-                                       reinterpret_cast<const std::uint8_t*>(x.data),
-                                       partials,
-                                       tokens,
-                                       static_cast<int>(slot_bytes),
-                                       groups * static_cast<int>(slot_bytes),
-                                       stages,
-                                       groups};
-  return launch(kernel, dim3(partition.ctas), dim3((groups + 1) * 128), shared, stream, args);
+  const MultiplyArguments<Matrix> args{
+      {weights, partition, reinterpret_cast<const std::uint8_t*>(x.data), static_cast<int>(slot_bytes),
+       plan.pass_groups * static_cast<int>(slot_bytes), plan.stages, plan.pass_groups},
+      partials,
+      tokens};
+  return launch(kernel, dim3(partition.ctas), dim3((plan.pass_groups + 1) * 128), plan.bytes, stream, args);
 }
 
 template <class Matrix>

@@ -6,8 +6,7 @@ namespace glyd::cuda {
 
 cudaError_t multiply_packed_hopper(const ResidentMatrix& weights, const Partition& partition, const Activations& x,
                                    int tokens, float* partials, cudaStream_t stream) {
-  const std::uint32_t slot = (weights.max_block_bytes + kResidentPad + 127) / 128 * 128;
-  return multiply_hopper(weights, partition, x, tokens, partials, slot, stream);
+  return multiply_hopper(weights, partition, x, tokens, partials, weights.slot_bytes(), stream);
 }
 
 }  // namespace glyd::cuda

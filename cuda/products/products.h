@@ -101,4 +101,10 @@ cudaError_t multiply(KernelSet set, const ResidentMatrix& weights, const Partiti
 cudaError_t multiply(KernelSet set, const PlainMatrix& weights, const Partition& partition, const Activations& x,
                      int tokens, float* partials, cudaStream_t stream);
 
+// All rows of packed weights as bf16 to out [rows][stride], by the Hopper kernels' way of reading them: cols is a
+// multiple of 32, stride one of 8; columns from cols to stride are left as they are. `partition`: make_partition()'s for
+// these rows. Claims stay untouched, so `weights` may be multiplied at the same time.
+cudaError_t unpack_rows(const ResidentMatrix& weights, const Partition& partition, std::uint16_t* out,
+                        std::int64_t stride, cudaStream_t stream);
+
 }  // namespace glyd::cuda

@@ -171,10 +171,7 @@ TEST_CASE("weights are the same in any places", "[cuda][gpu][packing][products]"
       // A part of the rows, from an odd row group on, as ranks have of the head.
       if (cols % 32 == 0 && rows > 4 * 64) {
         const std::int64_t first = 3 * 64;
-        cuda::ResidentMatrix part = resident.matrix;
-        part.rows -= first;
-        part.first_group = 3;
-        part.block_offsets += 3 * part.col_blocks();
+        const cuda::ResidentMatrix part = resident.matrix.part(first, rows - first);
         const cuda::PlainMatrix plain_part{plain.data + first * plain.stride, part.rows, cols, plain.stride};
         const cuda::Partition own = cuda::make_partition(part.rows, cols, multiprocessors());
         REQUIRE(same_bits(product.multiply(part, own, 32), product.multiply(plain_part, own, 32)));

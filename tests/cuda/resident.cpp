@@ -5,6 +5,7 @@
 
 #include "base/thread_pool.h"
 #include "cuda/packing/packing.h"
+#include "cuda/products/products.h"
 
 namespace glyd::test {
 
@@ -70,24 +71,48 @@ std::optional<Resident> gather_on_gpu(const UnitGrid& grid, const Bytes& file) {
   return finish(packer, *bytes);
 }
 
-void check_unpacked(const Resident& r, const UnitGrid& grid, const Weights& weights, std::int64_t first,
-                    std::int64_t rows, std::int64_t stride) {
-  INFO("rows " << first << " + " << rows << ", stride " << stride);
-  DeviceBuffer<std::uint16_t> out(static_cast<std::size_t>(rows * stride + 8));
-  CUDA_REQUIRE(cuda::unpack(r.matrix, first, rows, out.data(), stride, nullptr));
-  CUDA_REQUIRE(cudaDeviceSynchronize());
-  const std::vector<std::uint16_t> host = out.to_host();
+namespace {
+
+// [rows][stride] and 8 more: the weights, `behind` in the columns behind them, and nothing behind all.
+void check_rows(const std::vector<std::uint16_t>& host, const UnitGrid& grid, const Weights& weights,
+                std::int64_t first, std::int64_t rows, std::int64_t stride, std::uint16_t behind) {
   std::size_t wrong = 0;
   for (std::int64_t row = 0; row < rows; ++row) {
     for (std::int64_t col = 0; col < stride; ++col) {
       const bool real = col < static_cast<std::int64_t>(grid.cols);
       const std::uint16_t expected =
-          real ? weights[static_cast<std::size_t>(first + row) * grid.cols + static_cast<std::size_t>(col)].bits : 0;
+          real ? weights[static_cast<std::size_t>(first + row) * grid.cols + static_cast<std::size_t>(col)].bits
+               : behind;
       wrong += host[static_cast<std::size_t>(row * stride + col)] != expected;
     }
   }
   CHECK(wrong == 0);
   for (std::size_t i = host.size() - 8; i < host.size(); ++i) REQUIRE(host[i] == 0xCDCD);
+}
+
+}  // namespace
+
+void check_unpacked(const Resident& r, const UnitGrid& grid, const Weights& weights, std::int64_t first,
+                    std::int64_t rows, std::int64_t stride) {
+  INFO("rows " << first << " + " << rows << ", stride " << stride);
+  {
+    DeviceBuffer<std::uint16_t> out(static_cast<std::size_t>(rows * stride + 8));
+    CUDA_REQUIRE(cuda::unpack(r.matrix, first, rows, out.data(), stride, nullptr));
+    CUDA_REQUIRE(cudaDeviceSynchronize());
+    check_rows(out.to_host(), grid, weights, first, rows, stride, 0);
+  }
+  cudaDeviceProp properties{};
+  CUDA_REQUIRE(cudaGetDeviceProperties(&properties, 0));
+  const auto shared = static_cast<int>(properties.sharedMemPerBlockOptin);
+  if (properties.major != 9 || grid.cols % 32 != 0 || rows == 0 ||
+      r.matrix.max_block_bytes > cuda::largest_block_bytes(cuda::KernelSet::Hopper, shared))
+    return;
+  INFO("by the product kernels' way");
+  DeviceBuffer<std::uint16_t> out(static_cast<std::size_t>(rows * stride + 8));
+  const cuda::Partition partition = cuda::make_partition(rows, r.matrix.cols, properties.multiProcessorCount);
+  CUDA_REQUIRE(cuda::unpack_rows(r.matrix.part(first, rows), partition, out.data(), stride, nullptr));
+  CUDA_REQUIRE(cudaDeviceSynchronize());
+  check_rows(out.to_host(), grid, weights, first, rows, stride, 0xCDCD);
 }
 
 }  // namespace glyd::test

@@ -75,7 +75,7 @@ std::optional<Resident> pack_on_gpu(const codec::UnitGrid& grid, PlainOnDevice& 
                                     const codec::PackOptions& options);
 std::optional<Resident> gather_on_gpu(const codec::UnitGrid& grid, const Bytes& file);
 
-// What unpack() gives for some rows, all of [rows][stride] checked.
+// What unpack() gives for some rows, and unpack_rows() where it is there, all of [rows][stride] checked.
 void check_unpacked(const Resident& r, const codec::UnitGrid& grid, const Weights& weights, std::int64_t first,
                     std::int64_t rows, std::int64_t stride);
 

@@ -66,6 +66,21 @@ cuda::Product Forward::multiply_shared(const DeviceMatrix& matrix, const cuda::A
                                  : exchange_->sum(own, pass.tokens);
 }
 
+void Forward::unpack(const cuda::ResidentMatrix& matrix, std::int64_t first, std::int64_t rows, std::uint16_t* out,
+                     std::int64_t stride) {
+  cudaStream_t stream = unpack_stream_.get();
+  if (settings_.kernels == cuda::KernelSet::Hopper && matrix.cols % 32 == 0) {
+    auto known = slice_partitions_.find({rows, matrix.cols});
+    if (known == slice_partitions_.end()) {
+      const cuda::Partition partition = cuda::make_partition(rows, matrix.cols, settings_.multiprocessors);
+      known = slice_partitions_.emplace(std::pair{rows, matrix.cols}, partition).first;
+    }
+    check(cuda::unpack_rows(matrix.part(first, rows), known->second, out, stride, stream), "unpacking");
+  } else {
+    check(cuda::unpack(matrix, first, rows, out, stride, stream), "unpacking");
+  }
+}
+
 // Rows [tokens][rows] by cuBLAS, bf16 or (`shared`) fp32, a slice of the matrix's rows at a time. Packed slices are
 // unpacked on a stream of their own, into one of two buffers while the other is multiplied. Plain weights go by the
 // same slices, so both are the same calls.
@@ -83,7 +98,7 @@ cuda::Product Forward::multiply_long(const DeviceMatrix& matrix, const cuda::Act
     const int buffer = slice_ ^= 1;
     if (matrix.packed) {
       check(cudaStreamWaitEvent(unpack_stream_.get(), slice_free_[buffer].get()), "waiting for a buffer");
-      check(cuda::unpack(*matrix.packed, first, rows, work_.slices[buffer], stride, unpack_stream_.get()), "unpacking");
+      unpack(*matrix.packed, first, rows, work_.slices[buffer], stride);
       check(cudaEventRecord(slice_ready_[buffer].get(), unpack_stream_.get()), "an event");
       check(cudaStreamWaitEvent(stream_, slice_ready_[buffer].get()), "waiting for unpacked weights");
       weights = work_.slices[buffer];

@@ -10,7 +10,9 @@
 
 #include <cstdint>
 #include <functional>
+#include <map>
 #include <memory>
+#include <utility>
 #include <vector>
 
 #include "cuda/pointwise/pointwise.h"
@@ -42,6 +44,7 @@ class Forward {
  public:
   struct Settings {
     cuda::KernelSet kernels = cuda::KernelSet::Hopper;
+    int multiprocessors = 1;
     Gemm gemm = Gemm::Auto;
     bool batch_invariant = false;
   };
@@ -89,6 +92,9 @@ class Forward {
                               bool shared);
   cuda::Product multiply_shared(const DeviceMatrix& matrix, const cuda::Activations& x, const PassShape& pass,
                                 const std::uint16_t* bias);
+  // Some rows of packed weights to `out` [rows][stride], on the stream for that.
+  void unpack(const cuda::ResidentMatrix& matrix, std::int64_t first, std::int64_t rows, std::uint16_t* out,
+              std::int64_t stride);
   void layer(const PassShape& pass, const DeviceLayer& layer, int index, const cuda::Product* before);
   void attend(const PassShape& pass, int layer, const cuda::Activations& out);
   void head(const cuda::Product* before, const std::int32_t* rows, int count);
@@ -110,6 +116,7 @@ class Forward {
   Stream unpack_stream_{true};
   Event slice_ready_[2], slice_free_[2];
   int slice_ = 0;
+  std::map<std::pair<std::int64_t, std::int64_t>, cuda::Partition> slice_partitions_;  // of slices of (rows, cols)
   Part left_out_ = Part::None;
   cuda::Product last_;    // what down left: not yet added to the residual stream
   cuda::Product logits_;  // of the last pass

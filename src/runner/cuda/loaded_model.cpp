@@ -160,7 +160,7 @@ std::unique_ptr<LoadedModel> load_model(const Origin& origin, const Options& opt
   if (m.shape.logits && can_sample(m.config)) m.sampling.emplace(requests_bytes(m.shape));
   m.output = PinnedMemory(2 * static_cast<std::uint64_t>(m.shape.sequences) * sizeof(std::int32_t));
   m.forward.emplace(m.config, m.weights, m.shape, m.work, m.keys, m.values, m.kv_blocks,
-                    Forward::Settings{place.kernels, options.gemm, options.batch_invariant},
+                    Forward::Settings{place.kernels, place.multiprocessors, options.gemm, options.batch_invariant},
                     m.exchange ? &*m.exchange : nullptr, m.stream.get());
   check(cudaStreamSynchronize(m.stream.get()), "loading");
   const std::uint64_t free_behind = free_memory(place.index);

@@ -35,12 +35,8 @@ DeviceMatrix rows_of(const DeviceMatrix& m, std::int64_t first, std::int64_t row
   part.rows = rows;
   part.cols = m.cols;
   if (m.packed) {
-    const std::int64_t group = first / cuda::kGroupRows;
-    part.packed = *m.packed;
-    part.packed->rows = rows;
-    part.packed->first_group += static_cast<std::uint32_t>(group);
+    part.packed = m.packed->part(first, rows);
     if (!CacheSides::is_worth_it(*part.packed)) part.packed->claims = nullptr;
-    part.packed->block_offsets += group * m.packed->col_blocks();
   } else {
     part.plain = {m.plain.data + first * m.plain.stride, rows, m.cols, m.plain.stride};
   }
