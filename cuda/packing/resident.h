@@ -126,7 +126,8 @@ struct ResidentMatrix {
   constexpr std::int64_t col_groups() const { return static_cast<std::int64_t>(grid().groups()); }
   constexpr std::int64_t blocks() const { return row_groups() * col_blocks(); }
   // Of a block in a kernel's shared memory, with what a decoder may read behind it.
-  constexpr std::uint32_t slot_bytes() const { return (max_block_bytes + kResidentPad + 127) / 128 * 128; }
+  static constexpr std::uint32_t slot_bytes(std::uint32_t block) { return (block + kResidentPad + 127) / 128 * 128; }
+  constexpr std::uint32_t slot_bytes() const { return slot_bytes(max_block_bytes); }
   // Rows first_row (a multiple of 64) to first_row + part_rows, as a matrix. It has the claims of all of it.
   constexpr ResidentMatrix part(std::int64_t first_row, std::int64_t part_rows) const {
     ResidentMatrix m = *this;

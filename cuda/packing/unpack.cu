@@ -1,6 +1,8 @@
-// A packed matrix, or some of its rows, as plain bf16: what a prompt's products multiply.
+// A packed matrix, or some of its rows, as plain bf16, on every chip and for every width (prompts on sm_90a use
+// cuda/products/unpack_rows.cu).
 //
-// Bound by memory: 1.34 bytes are read and 2 written for a weight; the SMs could decode three times as fast.
+// Bound by memory at a high clock: 1.34 bytes are read and 2 written for a weight. At the lower clock of a chip that is
+// short of power, by how long 20 warps a multiprocessor wait for their units.
 // A warp takes a unit at a time, four neighbours the four tiles of a block. The unit's bits are copied to shared memory
 // with all copies under way at once; signs and mantissas come straight to registers, all groups' before the first is
 // needed. Every lane stores 16 bytes to each of its two rows for a group, four lanes a sector pair. Exceptions

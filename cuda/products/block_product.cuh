@@ -13,9 +13,9 @@ namespace glyd::cuda {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL) || !defined(__CUDA_ARCH__)
 
 // acc += a * x, a group of two k16 steps at a time, from a block's activations in shared memory. A block after the
-// other: open(), run() for each group or run_slowly() for those of a short one, close(); finish() before anyone else
-// uses acc. wgmma goes on behind close(), which says what to arrive on when it no longer reads the activations; open(),
-// run() and close() then have to follow each other until finish().
+// other: open(), run() for each group, close(); for a short block run_slowly() instead, with finish() before and behind
+// it. wgmma goes on behind close(), which says what to arrive on when it no longer reads the activations: nobody else
+// uses acc, and nothing but further blocks follows, until finish().
 template <int kColumns, bool kWarpGroup, int kBuffers>
 class BlockProduct;
 

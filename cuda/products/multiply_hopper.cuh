@@ -159,9 +159,9 @@ template <class Matrix, int kColumns, bool kWarpGroup>
 cudaError_t launch_multiply(const Matrix& weights, const Partition& partition, const Activations& x, int tokens,
                             float* partials, std::uint32_t slot_bytes, cudaStream_t stream) {
   constexpr std::uint32_t kFixed = (Source<Matrix>::kPacked ? kTableBytes : 0) + kBarrierBytes;
-  const StagePlan plan =
-      plan_stages(partition.height, kMaxPassGroups<kColumns>, kFixed, 4 * Tuning<Matrix, kColumns>::Queue::kBytes,
-                  slot_bytes, codec::kBlockCols * kColumns * 2);
+  constexpr std::uint32_t kQueue = 4 * Tuning<Matrix, kColumns>::Queue::kBytes, kX = codec::kBlockCols * kColumns * 2;
+  static_assert(plan_stages(1, 1, kFixed, kQueue, kLargestSlotBytes, kX).stages >= 2);
+  const StagePlan plan = plan_stages(partition.height, kMaxPassGroups<kColumns>, kFixed, kQueue, slot_bytes, kX);
   if (plan.stages == 0) return cudaErrorInvalidConfiguration;
   const auto kernel = multiply_kernel<Matrix, kColumns, kWarpGroup>;
   if (const cudaError_t error =

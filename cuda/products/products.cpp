@@ -142,9 +142,7 @@ std::vector<std::uint8_t> split_counts(const Partition& p) {
 }
 
 std::uint32_t largest_block_bytes(KernelSet set, int shared_bytes) {
-  // Two stages of such a block and its activations of 128 columns (64 KB) fit beside the table, and with more than 16 KB
-  // a block would be larger than plain weights.
-  constexpr std::uint32_t kMost = 17 * 1024, kTable = kTableEntries * 32 * 4;
+  constexpr std::uint32_t kMost = kLargestBlockBytes, kTable = kTableEntries * 32 * 4;
   const auto shared = static_cast<std::uint32_t>(std::max(shared_bytes, 0));
   if (set == KernelSet::Hopper) return kMost;
   return shared <= kTable ? 0

@@ -1,6 +1,7 @@
 #pragma once
 // Products of a weight matrix [rows][cols] with the activations of a few tokens: packed weights decoded on the way, or
-// plain ones, by the same instructions in the same order, so that both give the same bits.
+// plain ones, by the same instructions in the same order, so that both give the same bits. And the rows of packed
+// weights themselves, read the same way.
 
 #include <cuda_runtime_api.h>
 
@@ -86,6 +87,11 @@ std::vector<std::uint8_t> split_counts(const Partition& partition);  // Product:
 // The kernels to use: those of the chip, or the ones that run everywhere (what GLYD_KERNELS=generic asks for).
 enum class KernelSet { Hopper, Generic };
 
+// For the Hopper kernels: two stages of such a block and of activations in 128 columns (64 KB) fit beside the table,
+// and with more than 16 KB a block would be larger than plain weights.
+inline constexpr std::uint32_t kLargestBlockBytes = 17 * 1024;
+inline constexpr std::uint32_t kLargestSlotBytes = ResidentMatrix::slot_bytes(kLargestBlockBytes);
+
 // The largest block of packed weights that the kernels have room for, where a thread block may have `shared_bytes` of
 // shared memory. A matrix with a larger one (thousands of exceptions side by side) has to stay plain.
 std::uint32_t largest_block_bytes(KernelSet set, int shared_bytes);
@@ -102,8 +108,8 @@ cudaError_t multiply(KernelSet set, const PlainMatrix& weights, const Partition&
                      int tokens, float* partials, cudaStream_t stream);
 
 // All rows of packed weights as bf16 to out [rows][stride], by the Hopper kernels' way of reading them: cols is a
-// multiple of 32, stride one of 8; columns from cols to stride are left as they are. `partition`: make_partition()'s for
-// these rows. Claims stay untouched, so `weights` may be multiplied at the same time.
+// multiple of 32, stride one of 8; columns from cols to stride are left as they are. `partition`: make_partition()'s
+// for these rows. Claims stay untouched, so `weights` may be multiplied at the same time.
 cudaError_t unpack_rows(const ResidentMatrix& weights, const Partition& partition, std::uint16_t* out,
                         std::int64_t stride, cudaStream_t stream);
 

@@ -14,6 +14,8 @@ namespace glyd::cuda {
 namespace {
 
 constexpr int kMaxPassGroups = 5;
+static_assert(kMaxPassGroups <= kMostPassGroups);
+static_assert(plan_stages(1, 1, kTableBytes + kBarrierBytes, 0, kLargestSlotBytes, 0).stages >= 2);
 
 struct UnpackArguments : StreamArguments<ResidentMatrix> {
   std::uint16_t* out;  // [rows][stride]

@@ -38,8 +38,8 @@ struct StagePlan {
 };
 // `fixed`: bytes besides the stages, `queue`: of a row group's queues, `slot`: of a block of streams, `x`: of a block's
 // activations.
-inline StagePlan plan_stages(int height, int most_groups, std::uint32_t fixed, std::uint32_t queue, std::uint32_t slot,
-                             std::uint32_t x) {
+constexpr StagePlan plan_stages(int height, int most_groups, std::uint32_t fixed, std::uint32_t queue,
+                                std::uint32_t slot, std::uint32_t x) {
   StagePlan plan;
   for (int passes = (height + most_groups - 1) / most_groups;; ++passes) {
     plan.pass_groups = (height + passes - 1) / passes;

@@ -197,8 +197,8 @@ __device__ __forceinline__ void fill_table(const std::uint32_t* table, std::uint
 // loads, so a warp that waits for one of them waits for all. So they are asked for in batches of half the registers,
 // each right behind the first use of the batch before.
 //
-// kForWgmma: wgmma reads these very registers. Then nothing is asked for in a branch: ptxas keeps a register from being
-// written while wgmma still reads it where control goes straight on, and has failed to behind a branch.
+// kForWgmma: wgmma reads these very registers while the warp goes on. Then nothing is asked for in a branch, where the
+// compiler lets a load write registers that a wgmma under way still reads (tools/check_wgmma.py looks for that).
 template <class Walk, int kAhead, bool kForWgmma = false>
 struct RegisterQueue {
   static constexpr std::uint32_t kBytes = 0;
