@@ -27,8 +27,7 @@ struct StreamArguments {
 inline constexpr int kMaxStages = 4;
 inline constexpr int kMostPassGroups = 8;
 inline constexpr std::uint32_t kShared = 227 * 1024;
-inline constexpr std::uint32_t kBarrierBytes =
-    128;  // behind the table: full and empty ones, and the run that was taken
+inline constexpr std::uint32_t kBarrierBytes = 128;  // full and empty ones, and the run that was taken
 
 // How shared memory is shared out: the row groups of a pass and the stages, two at least. stages 0: a block is larger
 // than largest_block_bytes() allows.
