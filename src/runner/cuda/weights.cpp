@@ -159,7 +159,8 @@ class Loader {
     }
     if (!prepared) return;
     if (multiplied && packer.max_block_bytes() > settings_.largest_block) {
-      log::debug("{} stays plain: a block of it takes {} bytes packed", name, packer.max_block_bytes());
+      log::warning("{} stays plain: a block of 64 x 256 weights takes {} bytes packed, the kernels have room for {}",
+                   name, packer.max_block_bytes(), settings_.largest_block);
       return;
     }
     void* memory = arena_.take(prepared->total, name.c_str());
