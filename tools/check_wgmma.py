@@ -2,11 +2,13 @@
 """Whether compiled kernels write registers that a wgmma under way still reads.
 
     tools/check_wgmma.py build/release/cuda/libglyd_cuda.a
+    tools/check_wgmma.py listing.sass
 
-wgmma reads its A registers while the warp goes on. ptxas keeps them from being written until the wgmma has been waited
-for, but has failed to behind a branch, which no source shows and a test only once in many runs. This reads the machine
-code (cuobjdump -sass) and goes through each loop with wgmma twice, in the order of its addresses. Exit code 0: no such
-write; 1: some; 77: there is no cuobjdump (of the CUDA toolkit), or no kernel with wgmma.
+wgmma reads its A registers while the warp goes on. The compiler keeps them from being written until the wgmma has been
+waited for, but not where a load stands in a branch, which no source shows and a test only once in many runs. This
+reads the machine code (a library's or object's by cuobjdump -sass, or such a listing) and goes through each loop with
+wgmma twice, in the order of its addresses. Exit code 0: no such write; 1: some; 77: there is no cuobjdump (of the CUDA
+toolkit), or no kernel with wgmma.
 """
 
 import re
@@ -18,9 +20,21 @@ INSTRUCTION = re.compile(r"\s*/\*([0-9a-f]{4,6})\*/\s+(?:@!?U?P\w+\s+)?(\S+)\s*(
 BACKWARD = re.compile(r"0x([0-9a-f]+)$")
 
 
-def kernels(archive):
+def listing(path):
+    if path.endswith(".sass"):
+        with open(path, encoding="utf-8") as file:
+            return file.read()
+    if not shutil.which("cuobjdump"):
+        print("skipped: no cuobjdump", file=sys.stderr)
+        sys.exit(77)
+    dump = subprocess.run(["cuobjdump", "-sass", path], capture_output=True, text=True)
+    if dump.returncode != 0:
+        sys.exit(f"error: {path}: {dump.stderr.strip() or 'cuobjdump cannot read it'}")
+    return dump.stdout
+
+
+def kernels(sass):
     """Yields the name and the instructions (address, opcode, operands) of each kernel."""
-    sass = subprocess.run(["cuobjdump", "-sass", archive], check=True, capture_output=True, text=True).stdout
     for text in sass.split("Function : ")[1:]:
         found = (INSTRUCTION.match(line) for line in text.splitlines())
         yield text.split(None, 1)[0], [(int(m[1], 16), m[2], m[3]) for m in found if m]
@@ -64,7 +78,7 @@ def check(code):
                 batch = []
         elif opcode.startswith("WARPGROUP.DEPBAR"):
             pending = int(operands.split(",")[1], 16)
-            batches = batches[len(batches) - pending :] if pending else []
+            batches = batches[max(0, len(batches) - pending) :]
         else:
             target = written(opcode, operands)
             for of, read in sum(batches, batch):
@@ -75,11 +89,8 @@ def check(code):
 def main():
     if len(sys.argv) != 2:
         sys.exit(__doc__)
-    if not shutil.which("cuobjdump"):
-        print("skipped: no cuobjdump", file=sys.stderr)
-        sys.exit(77)
     count = bad = 0
-    for name, code in kernels(sys.argv[1]):
+    for name, code in kernels(listing(sys.argv[1])):
         for begin, end in loops(code):
             count += 1
             for address, of in sorted(set(check(code[begin:end]))):

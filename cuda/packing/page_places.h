@@ -9,8 +9,8 @@
 // those of the virtual address, what the others add is the same for 2 MB. So of a pair of pages that lie beside each
 // other each half has one. Two neighbouring row groups share their pairs of pages: the even one's go where side 0 has
 // them, the odd one's where side 1 has them, and multiprocessors of side 0 take runs of even row groups first
-// (claim_run(), Partition in cuda/products). Any many rows in their order are so in both halves alike, which prompts
-// need, for whose products they are unpacked.
+// (claim_run(), Partition in cuda/products). So rows that follow each other lie in both halves alike, as prompts need,
+// whose slices of rows are read by all multiprocessors.
 //
 // All of this is about time only: places are what the fields say, wherever that is. Without knowledge of the chip they
 // are places as well.

@@ -69,7 +69,7 @@ cuda::Product Forward::multiply_shared(const DeviceMatrix& matrix, const cuda::A
 void Forward::unpack(const cuda::ResidentMatrix& matrix, std::int64_t first, std::int64_t rows, std::uint16_t* out,
                      std::int64_t stride) {
   cudaStream_t stream = unpack_stream_.get();
-  if (settings_.kernels == cuda::KernelSet::Hopper && matrix.cols % 32 == 0) {
+  if (settings_.kernels == cuda::KernelSet::Hopper && matrix.cols % codec::kGroupCols == 0) {
     auto known = slice_partitions_.find({rows, matrix.cols});
     if (known == slice_partitions_.end()) {
       const cuda::Partition partition = cuda::make_partition(rows, matrix.cols, settings_.multiprocessors);
