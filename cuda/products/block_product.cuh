@@ -45,20 +45,24 @@ class BlockProduct<kColumns, false, kBuffers> {
     }
     return out;
   }
-  __device__ __forceinline__ void run(int, const Fragments& a, const X& b) {
-#pragma unroll
-    for (int n = 0; n < kColumns / 8; ++n) {
-      mma_16816(acc[n], a[0], b.columns[n].x, b.columns[n].y);
-      mma_16816(acc[n], a[1], b.columns[n].z, b.columns[n].w);
-    }
+  __device__ __forceinline__ void run(int g, const Fragments (&a)[kFragments], const X& b) {
+    add(a[g % kFragments], b);
   }
-  __device__ __forceinline__ void run_slowly(int g, const Fragments& a) { run(g, a, load(g)); }
+  __device__ __forceinline__ void run_slowly(int g, const Fragments& a) { add(a, load(g)); }
   // All lanes arrive, each for what it has read: one for all of them is no faster, and racecheck does not follow it.
   __device__ __forceinline__ void close(std::uint32_t barrier) { barrier_arrive(barrier); }
   __device__ __forceinline__ void finish() {}
   __device__ __forceinline__ void restart() {}
 
  private:
+  __device__ __forceinline__ void add(const Fragments& a, const X& b) {
+#pragma unroll
+    for (int n = 0; n < kColumns / 8; ++n) {
+      mma_16816(acc[n], a[0], b.columns[n].x, b.columns[n].y);
+      mma_16816(acc[n], a[1], b.columns[n].z, b.columns[n].w);
+    }
+  }
+
   int lane_;
   bool used_;
   std::uint32_t x_ = 0;
@@ -68,8 +72,10 @@ class BlockProduct<kColumns, false, kBuffers> {
 template <int kColumns, int kBuffers>
 class BlockProduct<kColumns, true, kBuffers> {
  public:
-  // Each lets a warp be one group further ahead of the slowest of its four.
-  static constexpr int kFragments = kBuffers;
+  // Half of them are multiplied while the other half is decoded. The four warps meet at each wgmma: the more groups it
+  // takes, the less they wait for each other.
+  static constexpr int kFragments = kBuffers, kTogether = kBuffers / 2;
+  static_assert(codec::kBlockGroups % kTogether == 0 && kBuffers % 2 == 0);
   struct X {};
 
   float acc[kColumns / 8][4] = {};
@@ -77,19 +83,19 @@ class BlockProduct<kColumns, true, kBuffers> {
   __device__ __forceinline__ BlockProduct(int lane, bool) : lane_(lane) {}
   __device__ __forceinline__ void open(std::uint32_t x) { x_ = x; }
   __device__ __forceinline__ X load(int) { return {}; }
-  __device__ __forceinline__ void run(int g, const Fragments& a, const X&) {
-    const std::uint32_t b = wgmma_descriptor_low<kColumns>(x_) + g * (codec::kGroupCols * kColumns * 2 / 16);
+  __device__ __forceinline__ void run(int g, const Fragments (&a)[kFragments], const X&) {
+    if ((g + 1) % kTogether != 0) return;
     wgmma_fence();
-    Wgmma<kColumns>::step(acc, a[0], wgmma_descriptor(b), fresh_);
-    Wgmma<kColumns>::step(acc, a[1], wgmma_descriptor(b + 32 * kColumns / 16), 1);
+#pragma unroll
+    for (int i = g + 1 - kTogether; i <= g; ++i) {
+      const std::uint32_t b = wgmma_descriptor_low<kColumns>(x_) + i * (codec::kGroupCols * kColumns * 2 / 16);
+      Wgmma<kColumns>::step(acc, a[i % kFragments][0], wgmma_descriptor(b), i == 0 ? fresh_ : 1);
+      Wgmma<kColumns>::step(acc, a[i % kFragments][1], wgmma_descriptor(b + 32 * kColumns / 16), 1);
+    }
     wgmma_commit();
     fresh_ = 1;
-    if (g == 0) {
-      wgmma_wait<1>();  // the block before is done, and its stage waited for
-      arrive();
-    } else {
-      wgmma_wait<kFragments - 1>();  // the next fragments are free
-    }
+    wgmma_wait<1>();              // the other fragments are free
+    if (g < kTogether) arrive();  // the block before is done
   }
   // By mma.sync, which adds to the same bits: a loop with wgmma in it makes ptxas serialize all of them.
   __device__ __forceinline__ void run_slowly(int g, const Fragments& a) {

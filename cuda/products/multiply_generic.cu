@@ -40,7 +40,10 @@ struct CachedProduct {
   const std::uint8_t* x;  // the lane's part of the block's activations
 
   __device__ __forceinline__ X load(int) const { return {}; }
-  __device__ __forceinline__ void run(int g, const Fragments& a, const X&) {
+  __device__ __forceinline__ void run(int g, const Fragments (&a)[kFragments], const X&) {
+    run_slowly(g, a[g % kFragments]);
+  }
+  __device__ __forceinline__ void run_slowly(int g, const Fragments& a) {
 #pragma unroll
     for (int n = 0; n < kColumns / 8; ++n) {
       const uint4 b = *reinterpret_cast<const uint4*>(x + g * (kColumns * 64) + n * 512);
@@ -48,7 +51,6 @@ struct CachedProduct {
       mma_16816(acc[n], a[1], b.z, b.w);
     }
   }
-  __device__ __forceinline__ void run_slowly(int g, const Fragments& a) { run(g, a, {}); }
 };
 
 template <class Matrix, int kColumns>

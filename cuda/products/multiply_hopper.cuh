@@ -48,8 +48,7 @@ struct Tuning {
   static constexpr int kAhead = kPacked ? (kColumns <= 16 || kColumns == 128 ? 8 : 4) : kColumns <= 16 ? 4 : 2;
   using Queue = std::conditional_t<kSharedQueue, SharedQueue<Walk, kAhead>,
                                    RegisterQueue<Walk, kAhead, !kPacked && (kColumns > 16)>>;
-  // Groups' fragments that a warp has beside each other at wgmma: each lets it be a group further ahead of its slowest
-  // neighbour.
+  // Groups' fragments that a warp has beside each other at wgmma, which takes half of them at a time.
   static constexpr int kFragments = !kPacked || kColumns == 64 ? 2 : 4;
 };
 

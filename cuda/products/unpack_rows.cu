@@ -41,12 +41,14 @@ class RowWriter {
     to_ = args_.out + row * args_.stride + block * static_cast<int>(codec::kBlockCols) + col_;
   }
   __device__ __forceinline__ X load(int) { return {}; }
-  __device__ __forceinline__ void run(int g, const Fragments& a, const X&) {
+  __device__ __forceinline__ void run(int g, const Fragments (&a)[kFragments], const X&) {
+    run_slowly(g, a[g % kFragments]);
+  }
+  __device__ __forceinline__ void run_slowly(int g, const Fragments& a) {
     std::uint16_t* const to = to_ + g * static_cast<int>(codec::kGroupCols);
     if (upper_) *reinterpret_cast<uint4*>(to) = uint4{a[0][0], a[0][2], a[1][0], a[1][2]};
     if (lower_) *reinterpret_cast<uint4*>(to + 8 * args_.stride) = uint4{a[0][1], a[0][3], a[1][1], a[1][3]};
   }
-  __device__ __forceinline__ void run_slowly(int g, const Fragments& a) { run(g, a, {}); }
   __device__ __forceinline__ void close(std::uint32_t barrier) { barrier_arrive(barrier); }
   __device__ __forceinline__ void finish() {}
   __device__ __forceinline__ void end_row(int) {}

@@ -272,8 +272,9 @@ struct SharedQueue {
 // The 8 groups of a block: decodes (or unpacks) a group, asks for further ones, which may be in the next block (if
 // there are `more`: loads behind the end would be the next kernel's loss) and to which the walk steps on the way,
 // multiplies. `product` has load(g), which fetches a group's activations (before the decoding, which hides the way),
-// and run(g, fragments, activations), which may still read its last kFragments fragments when it comes back, from one
-// block to the next. The queues' kAhead divides 8, and so does kFragments.
+// and run(g, fragments, activations), where group g's are fragments[g % kFragments]; it may still read all of them when
+// it comes back but those that come next, from one block to the next. The queues' kAhead divides 8, and so does
+// kFragments.
 template <class Unit, class Walk, class Queue, class Product>
 __device__ __forceinline__ void run_block(Unit& unit, Walk& walk, Queue& queue, bool more, int lane, std::uint32_t one,
                                           Product& product, Fragments (&a)[Product::kFragments]) {
@@ -286,7 +287,7 @@ __device__ __forceinline__ void run_block(Unit& unit, Walk& walk, Queue& queue, 
     unit.fragments(queue.take(g), StreamPair::limit(g), lane, lane4, one, a[g % Product::kFragments]);
     if (g == Queue::kStepsAt) walk.step();
     queue.ask(g, walk, more);
-    product.run(g, a[g % Product::kFragments], x);
+    product.run(g, a, x);
   }
 }
 
