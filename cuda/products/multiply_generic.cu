@@ -173,6 +173,10 @@ cudaError_t multiply_generic(const Matrix& weights, const Partition& partition, 
       return launch_generic<Matrix, 32>(weights, partition, x, tokens, partials, slot_bytes, stream);
     case 64:
       return launch_generic<Matrix, 64>(weights, partition, x, tokens, partials, slot_bytes, stream);
+    case 96:
+      return launch_generic<Matrix, 96>(weights, partition, x, tokens, partials, slot_bytes, stream);
+    case 112:
+      return launch_generic<Matrix, 112>(weights, partition, x, tokens, partials, slot_bytes, stream);
     case 128:
       return launch_generic<Matrix, 128>(weights, partition, x, tokens, partials, slot_bytes, stream);
     default:

@@ -181,6 +181,7 @@ cudaError_t multiply_hopper(const Matrix& weights, const Partition& partition, c
   if ((x.layout == Layout::Wgmma) != (x.columns > 16)) return cudaErrorInvalidValue;
   const auto run = [&](auto columns) {
     constexpr int kColumns = decltype(columns)::value;
+    if constexpr (Source<Matrix>::kPacked && (kColumns == 96 || kColumns == 112)) return cudaErrorInvalidValue;
     return launch_multiply<Matrix, kColumns, (kColumns > 16)>(weights, partition, x, tokens, partials, slot_bytes,
                                                               stream);
   };
@@ -193,6 +194,10 @@ cudaError_t multiply_hopper(const Matrix& weights, const Partition& partition, c
       return run(std::integral_constant<int, 32>{});
     case 64:
       return run(std::integral_constant<int, 64>{});
+    case 96:
+      return run(std::integral_constant<int, 96>{});
+    case 112:
+      return run(std::integral_constant<int, 112>{});
     case 128:
       return run(std::integral_constant<int, 128>{});
     default:

@@ -154,9 +154,10 @@ Layout activation_layout(KernelSet set, int tokens) {
 }
 
 int activation_columns(int tokens) {
-  int columns = 8;
-  while (columns < tokens) columns *= 2;
-  return columns;
+  for (const int columns : {8, 16, 32, 64, 96, 112}) {
+    if (tokens <= columns) return columns;
+  }
+  return kMaxColumns;
 }
 
 cudaError_t multiply(KernelSet set, const ResidentMatrix& weights, const Partition& partition, const Activations& x,
