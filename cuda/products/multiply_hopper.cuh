@@ -1,6 +1,7 @@
 #pragma once
 // The product kernel for sm_90a. One body for packed and plain weights, and for both tensor core instructions, since on
-// this chip mma.sync and wgmma accumulate to the same bits as long as the k16 steps come in the same order.
+// this chip mma.sync and wgmma accumulate to the same bits as long as the k16 steps come in the same order. Packed
+// weights times 65 to 112 tokens have a kernel of their own, multiply_wide.cu.
 //
 // What binds it, up to 16 columns, is nearly the memory: of a layer's largest matrix the chip reads 92 % of its read
 // bandwidth, while its shared memory is busy 60 to 70 % of the clocks (table 8 wavefronts for 512 weights, windows 7,
@@ -16,8 +17,8 @@
 //   8 groups of 32 columns, in registers or in shared memory (weights.cuh says why one or the other).
 // - The table is copied 32 times, a copy a bank.
 // - Up to 16 columns mma.sync is best; from 32 on wgmma, whose activations are read once for 64 rows.
-// - With 128 columns the accumulators do not fit for all warps: then a block goes through its run in several passes,
-//   each with some of the row groups. The order of a row's additions stays the same.
+// - With more than 64 columns the accumulators do not fit for all warps: then a block goes through its run in several
+//   passes, each with some of the row groups. The order of a row's additions stays the same.
 //
 // CPU reference: src/runner/cpu/matmul.h (in another order of additions).
 
@@ -181,9 +182,12 @@ cudaError_t multiply_hopper(const Matrix& weights, const Partition& partition, c
   if ((x.layout == Layout::Wgmma) != (x.columns > 16)) return cudaErrorInvalidValue;
   const auto run = [&](auto columns) {
     constexpr int kColumns = decltype(columns)::value;
-    if constexpr (Source<Matrix>::kPacked && (kColumns == 96 || kColumns == 112)) return cudaErrorInvalidValue;
-    return launch_multiply<Matrix, kColumns, (kColumns > 16)>(weights, partition, x, tokens, partials, slot_bytes,
-                                                              stream);
+    if constexpr (Source<Matrix>::kPacked && (kColumns == 96 || kColumns == 112)) {
+      return cudaErrorInvalidValue;  // multiply_wide.cu's
+    } else {
+      return launch_multiply<Matrix, kColumns, (kColumns > 16)>(weights, partition, x, tokens, partials, slot_bytes,
+                                                                stream);
+    }
   };
   switch (x.columns) {
     case 8:

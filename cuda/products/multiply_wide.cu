@@ -6,7 +6,7 @@
 // its wgmma while the other four of its quarter of the multiprocessor decode. The waiting costs: with 64 columns, where
 // a producer warp and a second fragment find room, the kernel of multiply_hopper.cuh is 5 % faster than this one; with
 // 96, where that one has room for 3 row groups, this one takes three quarters of its time, and in 112 four fifths. With
-// 128 columns 4 registers are missing. docs/kernels.md has the numbers.
+// 128 columns some registers are missing. docs/kernels.md has the numbers.
 //
 // The order of a row's additions is that of multiply_hopper.cuh: the same partition, k16 steps from left to right.
 
@@ -17,9 +17,6 @@
 #include "cuda/products/wide_stages.cuh"
 
 namespace glyd::cuda {
-
-cudaError_t multiply_packed_wide(const ResidentMatrix&, const Partition&, const Activations&, int, float*,
-                                 cudaStream_t);
 
 namespace {
 
@@ -120,7 +117,8 @@ __global__ void __launch_bounds__(kWideGroups * 128, 1)
     run = static_cast<int>(load_shared(barriers + kClaimedAt));
   }
   run = __shfl_sync(0xFFFFFFFF, run, 0);  // tells the compiler that it is the same for all
-  const int begin = p.first[run], end = p.end(run);
+  const Step first = first_step(p, run);
+  const int begin = first.index, end = p.end(run);
   if (begin == end) return;
   const int blocks = p.col_blocks();
   const int groups = static_cast<int>((p.cols + codec::kGroupCols - 1) / codec::kGroupCols);
@@ -131,12 +129,12 @@ __global__ void __launch_bounds__(kWideGroups * 128, 1)
   std::uint32_t fetches = 0;
   for (int piece = 0; piece < kPieces; ++piece)
     if (warp == piece % args.pass_groups * 4 + 2) fetches |= 1u << piece;
-  Pieces<kColumns> x{args, x_at, barriers, fetches, lane, {begin, end, passes, 0, begin, 0}};
+  Pieces<kColumns> x{args, x_at, barriers, fetches, lane, {begin, end, passes, first.block, 0, begin, first.block}};
   OwnStreams streams(args, rings + warp_group * args.stages * args.slot_bytes,
                      barriers + kPieceBarriers + warp_group * kStreamBarriers, (warp & 3) == 1, lane);
   const auto walk_from = [&](int place) {
-    Step step = first_step(p, run);
-    step.move(p.begin_at(run, place) - step.index, blocks);
+    Step step = first;
+    step.move(p.begin_at(run, place) - begin, blocks);
     return PackedWalk(args.weights, p, step.row, place, step.block, warp, lane);
   };
 
@@ -186,7 +184,7 @@ __global__ void __launch_bounds__(kWideGroups * 128, 1)
       const auto open = [&] {
         streams.wait();
         unit.open(streams.at, warp, lane);
-        x.place.move(pass, u, walk.block());
+        x.now.move(pass, u, walk.block());
       };
 #pragma unroll 1
       for (; u < whole_end; ++u) {
@@ -194,6 +192,7 @@ __global__ void __launch_bounds__(kWideGroups * 128, 1)
 #pragma unroll
         for (int g = 0; g < kGroups; ++g) {
           product.prepare(g);
+          // With a 1 that the compiler knows moves go to the integer pipe, which has room here, and need no register.
           unit.fragments(queue.take(g), StreamPair::limit(g), lane, lane * 4, 1, fragments);
           if (g == WideQueue::kStepsAt) walk.step();
           queue.ask(g, walk, u + 1 < to);

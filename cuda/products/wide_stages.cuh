@@ -21,8 +21,8 @@ static_assert(kPieces == 4);
 // Where a warp is among the steps of its thread block's run. All of a thread block's warps go through all of them, pass
 // by pass, also where a warp group has no weights to multiply.
 struct RunPlace {
-  int begin, end, passes;  // of the run
-  int pass, step, block;   // `block` is the step's
+  int begin, end, passes, first_block;  // of the run; its first step's block
+  int pass, step, block;                // `block` is the step's
 
   __device__ __forceinline__ void move(int to_pass, int to_step, int to_block) {
     pass = to_pass;
@@ -32,13 +32,13 @@ struct RunPlace {
   __device__ __forceinline__ bool is_first() const { return step == begin && pass == 0; }
   __device__ __forceinline__ bool is_last() const { return step + 1 == end && pass + 1 == passes; }
   __device__ __forceinline__ int next_block(int blocks) const {
-    if (step + 1 == end) return begin % blocks;
+    if (step + 1 == end) return first_block;
     return block + 1 == blocks ? 0 : block + 1;
   }
 };
 
-// The activations of a block, kColumns of them. A step's pieces are waited for and given back by every warp, in order,
-// each by all lanes, with refill() behind each one.
+// The activations of a block, kColumns of them. A step's pieces are waited for, in order, and given back by all lanes
+// of every warp, with refill() between the two.
 template <int kColumns>
 struct Pieces {
   static constexpr std::uint32_t kGroupBytes = codec::kGroupCols * kColumns * 2, kBytes = kPieceGroups * kGroupBytes;
@@ -47,12 +47,12 @@ struct Pieces {
   std::uint32_t at, barriers;  // shared addresses: kPieces * kBytes, kPieceBarriers
   std::uint32_t fetches;       // bit i: this warp fetches piece i
   int lane;
-  RunPlace place;
+  RunPlace now;
   std::uint32_t parity = 0;  // of the step's barriers
 
   __device__ __forceinline__ std::uint32_t full(int piece) const { return barriers + 8 * piece; }
   __device__ __forceinline__ std::uint32_t empty(int piece) const { return barriers + 8 * (kPieces + piece); }
-  // By one thread, which lets all know.
+  // By one thread, which then calls barrier_init_done().
   __device__ void init(int threads) const {
     for (int piece = 0; piece < kPieces; ++piece) {
       barrier_init(full(piece), 1);
@@ -69,27 +69,27 @@ struct Pieces {
   __device__ void fill() const {
 #pragma unroll 1
     for (int piece = 0; piece < kPieces; ++piece)
-      if ((fetches >> piece & 1) != 0) fetch(piece, place.begin % args.partition.col_blocks());
+      if ((fetches >> piece & 1) != 0) fetch(piece, now.first_block);
   }
   // While a piece is multiplied: fetches the next step's of the piece before, which this warp has given back.
   __device__ __forceinline__ void refill(int piece) const {
     const int before = (piece + kPieces - 1) % kPieces;
     if ((fetches >> before & 1) == 0) return;
     if (piece == 0) {  // the last one of the step before, for this step
-      if (place.is_first()) return;
+      if (now.is_first()) return;
       barrier_wait(empty(before), parity ^ 1);
-      fetch(before, place.block);
+      fetch(before, now.block);
     } else {
-      if (place.is_last()) return;
+      if (now.is_last()) return;
       barrier_wait(empty(before), parity);
-      fetch(before, place.next_block(args.partition.col_blocks()));
+      fetch(before, now.next_block(args.partition.col_blocks()));
     }
   }
   // Goes past steps in which this warp group has nothing to multiply.
   __device__ void pass_by(int pass, int from, int to) {
 #pragma unroll 1
     for (; from < to; ++from) {
-      place.move(pass, from, from % args.partition.col_blocks());
+      now.move(pass, from, from % args.partition.col_blocks());
 #pragma unroll 1
       for (int piece = 0; piece < kPieces; ++piece) {
         wait(piece);
@@ -136,7 +136,7 @@ struct OwnStreams {
         lane(own_lane),
         at(stages_at),
         full(barriers_at) {}
-  // By one thread, which lets all know.
+  // By one thread, which then calls barrier_init_done().
   __device__ void init() const {
     for (int i = 0; i < kMaxStages; ++i) {
       barrier_init(barriers + 8 * i, 1);

@@ -174,10 +174,13 @@ int multiprocessors() {
   return count;
 }
 
-void check_shape(cuda::KernelSet set, std::int64_t rows, std::int64_t cols, bool specials, bool check_values) {
+// `height`: of step rows; 0: what make_partition() takes.
+void check_shape(cuda::KernelSet set, std::int64_t rows, std::int64_t cols, bool specials, bool check_values,
+                 int height = 0) {
   INFO("rows " << rows << ", cols " << cols << ", specials " << specials);
   Matrix matrix(rows, cols, some_weights(rows, cols, static_cast<std::uint64_t>(rows * 7 + cols), specials));
-  const cuda::Partition p = cuda::make_partition(rows, cols, multiprocessors());
+  const cuda::Partition p = height == 0 ? cuda::make_partition(rows, cols, multiprocessors())
+                                        : cuda::partition_of_height(rows, cols, multiprocessors(), height);
   const std::vector<Bf16> x = activations(cuda::kMaxColumns, cols, 3);
   const std::vector<float> all = product(set, matrix.plain(), p, x, cuda::kMaxColumns);
   if (check_values) {
@@ -237,6 +240,15 @@ TEST_CASE("the matrices of the published models multiply the same packed and pla
     check_shape(cuda::KernelSet::Hopper, rows, cols, true, rows * cols < 5'000'000);
   for (const auto& [rows, cols] : {Case{9728, 896}, Case{3584, 3584}})
     check_shape(cuda::KernelSet::Generic, rows, cols, true, false);
+}
+
+// A thread block goes through its run once for each part of a step row's row groups, also where blocks are so large
+// that fewer of them fit.
+TEST_CASE("step rows of more row groups than a thread block has side by side", "[cuda][gpu][products]") {
+  GLYD_NEEDS_GPU();
+  for (const auto& [rows, cols] : {Case{448, 992}, Case{1000, 1300}, Case{6000, 700}}) {
+    for (const int height : {6, 7}) check_shape(cuda::KernelSet::Hopper, rows, cols, true, true, height);
+  }
 }
 
 // A read that is overtaken by the copy of what comes next, or a register written while wgmma reads it, shows once in
