@@ -17,7 +17,7 @@ enum class Layout : int {
 struct Activations {
   std::uint16_t* data = nullptr;  // bf16 bits, 16-byte aligned
   Layout layout = Layout::Rows;
-  int columns = 0;          // images: 8, 16, 32, 64, 96, 112 or 128
+  int columns = 0;          // images: 8, 16, 32, 48, 64, 96, 112 or 128
   std::int64_t stride = 0;  // Rows: elements from token to token, a multiple of 8
 };
 

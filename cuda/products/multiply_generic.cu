@@ -171,6 +171,8 @@ cudaError_t multiply_generic(const Matrix& weights, const Partition& partition, 
       return launch_generic<Matrix, 16>(weights, partition, x, tokens, partials, slot_bytes, stream);
     case 32:
       return launch_generic<Matrix, 32>(weights, partition, x, tokens, partials, slot_bytes, stream);
+    case 48:
+      return launch_generic<Matrix, 48>(weights, partition, x, tokens, partials, slot_bytes, stream);
     case 64:
       return launch_generic<Matrix, 64>(weights, partition, x, tokens, partials, slot_bytes, stream);
     case 96:

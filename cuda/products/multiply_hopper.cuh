@@ -45,7 +45,7 @@ struct Tuning {
   // Where wgmma takes the registers, packed weights wait in shared memory, which costs it time that mma.sync has not
   // left. At 128 columns there is no room beside two stages; registers of 8 groups then, for with so few warps what is
   // under way decides: two groups a warp are less than a microsecond's worth of memory.
-  static constexpr bool kSharedQueue = kPacked && (kColumns == 32 || kColumns == 64);
+  static constexpr bool kSharedQueue = kPacked && kColumns >= 32 && kColumns <= 64;
   static constexpr int kAhead = kPacked ? (kColumns <= 16 || kColumns == 128 ? 8 : 4) : kColumns <= 16 ? 4 : 2;
   using Queue = std::conditional_t<kSharedQueue, SharedQueue<Walk, kAhead>,
                                    RegisterQueue<Walk, kAhead, !kPacked && (kColumns > 16)>>;
@@ -196,6 +196,8 @@ cudaError_t multiply_hopper(const Matrix& weights, const Partition& partition, c
       return run(std::integral_constant<int, 16>{});
     case 32:
       return run(std::integral_constant<int, 32>{});
+    case 48:
+      return run(std::integral_constant<int, 48>{});
     case 64:
       return run(std::integral_constant<int, 64>{});
     case 96:

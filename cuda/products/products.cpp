@@ -154,7 +154,7 @@ Layout activation_layout(KernelSet set, int tokens) {
 }
 
 int activation_columns(int tokens) {
-  for (const int columns : {8, 16, 32, 64, 96, 112}) {
+  for (const int columns : {8, 16, 32, 48, 64, 96, 112}) {
     if (tokens <= columns) return columns;
   }
   return kMaxColumns;

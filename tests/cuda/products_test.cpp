@@ -200,7 +200,7 @@ void check_shape(cuda::KernelSet set, std::int64_t rows, std::int64_t cols, bool
     }
     REQUIRE(wrong == 0);
   }
-  for (const int tokens : {1, 2, 3, 5, 8, 9, 15, 16, 24, 32, 33, 64, 65, 96, 97, 112, 113, 128}) {
+  for (const int tokens : {1, 2, 3, 5, 8, 9, 15, 16, 24, 32, 33, 48, 49, 64, 65, 96, 97, 112, 113, 128}) {
     INFO("tokens " << tokens);
     // The last rows of x, so that a token also stands in another column than in the product of all.
     const std::int64_t first = cuda::kMaxColumns - tokens;
@@ -260,7 +260,7 @@ TEST_CASE("a product comes out the same every time", "[cuda][gpu][products]") {
   const cuda::Partition p = cuda::make_partition(rows, cols, multiprocessors());
   const std::vector<Bf16> x = activations(cuda::kMaxColumns, cols, 7);
   const int pieces = cuda::max_splits(p);
-  for (const int tokens : {1, 9, 32, 64, 90, 110, 128}) {
+  for (const int tokens : {1, 9, 32, 40, 64, 90, 110, 128}) {
     const int columns = cuda::activation_columns(tokens), launches = tokens == 128 ? 60 : 150;
     const cuda::Layout layout = cuda::activation_layout(cuda::KernelSet::Hopper, tokens);
     test::DeviceBuffer<std::uint16_t> device_x(image(x, tokens, cols, columns, layout));
@@ -323,7 +323,7 @@ TEST_CASE("a zero has the same sign at every number of columns", "[cuda][gpu][pr
   const cuda::Partition p = cuda::make_partition(rows, cols, multiprocessors());
   const std::vector<Bf16> x(static_cast<std::size_t>(cuda::kMaxColumns * cols), to_bf16(-1.5f));
   const std::vector<float> one = product(cuda::KernelSet::Hopper, matrix.plain(), p, rows_of(x, 0, 1, cols), 1);
-  for (const int tokens : {1, 16, 32, 64, 96, 112, 128}) {
+  for (const int tokens : {1, 16, 32, 48, 64, 96, 112, 128}) {
     const std::vector<Bf16> some = rows_of(x, 0, tokens, cols);
     for (const std::vector<float>& all : {product(cuda::KernelSet::Hopper, matrix.plain(), p, some, tokens),
                                           product(cuda::KernelSet::Hopper, matrix.packed(), p, some, tokens)}) {
