@@ -12,6 +12,20 @@ namespace glyd::cuda {
 
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL) || !defined(__CUDA_ARCH__)
 
+// acc += a * x by mma.sync for one group, whose activations lie at `x` in wgmma's layout. It adds to the same bits.
+template <int kColumns>
+__device__ __forceinline__ void multiply_group(float (&acc)[kColumns / 8][4], const Fragments& a, std::uint32_t x,
+                                               int lane) {
+#pragma unroll
+  for (int n = 0; n < kColumns / 8; ++n) {
+#pragma unroll
+    for (int step = 0; step < 2; ++step) {
+      const std::uint32_t matrix = x + lane * 4 + (step * 2 * (kColumns / 8) + n) * 128;  // 8 columns x 8 weights
+      mma_16816(acc[n], a[step], load_shared(matrix), load_shared(matrix + kColumns / 8 * 128));
+    }
+  }
+}
+
 // acc += a * x, a group of two k16 steps at a time, from a block's activations in shared memory. A block after the
 // other: open(), run() for each group, close(); for a short block run_slowly() instead, with finish() before and behind
 // it. wgmma goes on behind close(), which says what to arrive on when it no longer reads the activations: nobody else
@@ -97,17 +111,9 @@ class BlockProduct<kColumns, true, kBuffers> {
     wgmma_wait<1>();              // the other fragments are free
     if (g < kTogether) arrive();  // the block before is done
   }
-  // By mma.sync, which adds to the same bits: a loop with wgmma in it makes ptxas serialize all of them.
+  // Not by wgmma: a loop with it makes ptxas serialize all of them.
   __device__ __forceinline__ void run_slowly(int g, const Fragments& a) {
-    const std::uint32_t b = x_ + g * (codec::kGroupCols * kColumns * 2) + lane_ * 4;
-#pragma unroll
-    for (int n = 0; n < kColumns / 8; ++n) {
-#pragma unroll
-      for (int step = 0; step < 2; ++step) {
-        const std::uint32_t matrix = b + (step * 2 * (kColumns / 8) + n) * 128;  // 8 columns x 8 weights
-        mma_16816(acc[n], a[step], load_shared(matrix), load_shared(matrix + kColumns / 8 * 128));
-      }
-    }
+    multiply_group<kColumns>(acc, a, x_ + g * (codec::kGroupCols * kColumns * 2), lane_);
     fresh_ = 1;
   }
   __device__ __forceinline__ void close(std::uint32_t barrier) { closed_ = barrier; }

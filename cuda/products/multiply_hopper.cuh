@@ -100,6 +100,17 @@ __device__ __forceinline__ std::uint32_t claim_run(const ResidentMatrix& m, std:
   return last_first ? runs - 1 - last : first;
 }
 
+// The thread block's run. `claimed`: a word of shared memory for it.
+__device__ __forceinline__ int take_run(const ResidentMatrix& m, std::uint32_t runs, std::uint32_t claimed) {
+  int run = blockIdx.x;
+  if (m.claims != nullptr) {
+    if (threadIdx.x == 0) store_shared(claimed, claim_run(m, runs));
+    __syncthreads();
+    run = static_cast<int>(load_shared(claimed));
+  }
+  return __shfl_sync(0xFFFFFFFF, run, 0);  // tells the compiler that it is the same for all
+}
+
 // The producer's warp group has three warps that end at once. They are there because registers change hands between
 // warp groups only: all start with an equal share, the producers give most of theirs away.
 constexpr int starting_registers(int warp_groups) { return 65536 / (warp_groups * 128) / 8 * 8; }
@@ -128,15 +139,7 @@ __global__ void __launch_bounds__((kMaxPassGroups<kColumns> + 1) * 128, 1)
   const std::uint32_t full = bars, empty = full + 8 * kMaxStages;
   const std::uint32_t ring = bars + kBarrierBytes + consumers * Tuning<Matrix, kColumns>::Queue::kBytes;
   int run = blockIdx.x;
-  if constexpr (Source<Matrix>::kPacked) {
-    if (args.weights.claims != nullptr) {
-      const std::uint32_t claimed = bars + 16 * kMaxStages;
-      if (threadIdx.x == 0) store_shared(claimed, claim_run(args.weights, args.partition.ctas));
-      __syncthreads();
-      run = static_cast<int>(load_shared(claimed));
-    }
-    run = __shfl_sync(0xFFFFFFFF, run, 0);  // tells the compiler that it is the same for all
-  }
+  if constexpr (Source<Matrix>::kPacked) run = take_run(args.weights, args.partition.ctas, bars + 16 * kMaxStages);
   const int begin = args.partition.first[run];
   const int end = args.partition.end(run);
   if (begin == end) return;

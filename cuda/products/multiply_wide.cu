@@ -49,7 +49,7 @@ class WideProduct {
   __device__ __forceinline__ void run(int g, const Fragments& a, bool refills) {
     const int piece = g / kPieceGroups;
     if (g % kPieceGroups == 0 && !ready_) x_.wait(piece);
-    const std::uint32_t b = wgmma_descriptor_low<kColumns>(x_.at) + g * (codec::kGroupCols * kColumns * 2 / 16);
+    const std::uint32_t b = wgmma_descriptor_low<kColumns>(x_.at) + g * (Pieces<kColumns>::kGroupBytes / 16);
     wgmma_fence();
     Wgmma<kColumns>::step(acc, a[0], wgmma_descriptor(b), g == 0 ? fresh_ : 1);
     Wgmma<kColumns>::step(acc, a[1], wgmma_descriptor(b + 32 * kColumns / 16), 1);
@@ -64,15 +64,7 @@ class WideProduct {
   // A short block's groups by mma.sync, which adds to the same bits; then end_short().
   __device__ __forceinline__ void run_slowly(int g, const Fragments& a) {
     if (g % kPieceGroups == 0) x_.wait(g / kPieceGroups);
-    const std::uint32_t b = x_.at + g * (codec::kGroupCols * kColumns * 2) + lane_ * 4;
-#pragma unroll
-    for (int n = 0; n < kColumns / 8; ++n) {
-#pragma unroll
-      for (int step = 0; step < 2; ++step) {
-        const std::uint32_t matrix = b + (step * 2 * (kColumns / 8) + n) * 128;  // 8 columns x 8 weights
-        mma_16816(acc[n], a[step], load_shared(matrix), load_shared(matrix + kColumns / 8 * 128));
-      }
-    }
+    multiply_group<kColumns>(acc, a, x_.at + g * Pieces<kColumns>::kGroupBytes, lane_);
     fresh_ = 1;
     if (g % kPieceGroups == kPieceGroups - 1) end_piece(g / kPieceGroups);
   }
@@ -110,13 +102,7 @@ __global__ void __launch_bounds__(kWideGroups * 128, 1)
   const int warp = __shfl_sync(0xFFFFFFFF, threadIdx.x >> 5, 0), lane = threadIdx.x & 31, warp_group = warp >> 2;
   const Partition& p = args.partition;
   const std::uint32_t barriers = shared_address(shared_memory) + kTableBytes, x_at = barriers + kWideBarriers;
-  int run = blockIdx.x;
-  if (args.weights.claims != nullptr) {
-    if (threadIdx.x == 0) store_shared(barriers + kClaimedAt, claim_run(args.weights, p.ctas));
-    __syncthreads();
-    run = static_cast<int>(load_shared(barriers + kClaimedAt));
-  }
-  run = __shfl_sync(0xFFFFFFFF, run, 0);  // tells the compiler that it is the same for all
+  const int run = take_run(args.weights, p.ctas, barriers + kClaimedAt);
   const Step first = first_step(p, run);
   const int begin = first.index, end = p.end(run);
   if (begin == end) return;

@@ -21,8 +21,8 @@ using cuda::kQuadBytes;
 constexpr const char* kWork = "finding the sides of the L2 cache";
 constexpr std::uint64_t kMostPages = 4096;  // compared at once
 constexpr std::int32_t kClearClocks = 60;   // near and far are further apart than this
-// A product of such a matrix takes 14 us on an H200 (the model of docs/kernels.md). qwen3-32b, all of whose matrices are
-// larger, gained 1.4 to 2.8 % in whole steps. qwen3-8b, of which two matrices a layer are, gains 3 to 5 % without a
+// A product of such a matrix takes 14 us on an H200 (the model of docs/kernels.md). qwen3-32b, all of whose matrices
+// are larger, gained 1.4 to 2.8 % in whole steps. qwen3-8b, of which two matrices a layer are, gains 3 to 5 % without a
 // pause and nothing in bursts; with its smaller ones near as well it had lost 0.5 to 2 % (bench/results/products.md).
 constexpr std::uint64_t kWorthIt = 32 << 20;
 constexpr std::uint64_t kMeasured = 2 * std::uint64_t{kParityPage};
