@@ -27,8 +27,9 @@ constexpr std::uint32_t kWideQueue = 4 * WideQueue::kBytes;  // of a warp group
 // Shared memory: the table, barriers, a block's activations, queues, stages.
 constexpr std::uint32_t kClaimedAt = kPieceBarriers + kWideGroups * kStreamBarriers, kWideBarriers = 512;
 static_assert(kClaimedAt + 4 <= kWideBarriers);
-template <int kColumns>
-constexpr std::uint32_t kWideFixed = kTableBytes + kWideBarriers + kPieces* Pieces<kColumns>::kBytes;
+constexpr std::uint32_t fixed_bytes(int columns) {
+  return kTableBytes + kWideBarriers + kPieces * piece_bytes(columns);
+}
 
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL) || !defined(__CUDA_ARCH__)
 
@@ -49,7 +50,7 @@ class WideProduct {
   __device__ __forceinline__ void run(int g, const Fragments& a, bool refills) {
     const int piece = g / kPieceGroups;
     if (g % kPieceGroups == 0 && !ready_) x_.wait(piece);
-    const std::uint32_t b = wgmma_descriptor_low<kColumns>(x_.at) + g * (Pieces<kColumns>::kGroupBytes / 16);
+    const std::uint32_t b = wgmma_descriptor_low<kColumns>(x_.at) + g * (group_bytes(kColumns) / 16);
     wgmma_fence();
     Wgmma<kColumns>::step(acc, a[0], wgmma_descriptor(b), g == 0 ? fresh_ : 1);
     Wgmma<kColumns>::step(acc, a[1], wgmma_descriptor(b + 32 * kColumns / 16), 1);
@@ -64,7 +65,7 @@ class WideProduct {
   // A short block's groups by mma.sync, which adds to the same bits; then end_short().
   __device__ __forceinline__ void run_slowly(int g, const Fragments& a) {
     if (g % kPieceGroups == 0) x_.wait(g / kPieceGroups);
-    multiply_group<kColumns>(acc, a, x_.at + g * Pieces<kColumns>::kGroupBytes, lane_);
+    multiply_group<kColumns>(acc, a, x_.at + g * group_bytes(kColumns), lane_);
     fresh_ = 1;
     if (g % kPieceGroups == kPieceGroups - 1) end_piece(g / kPieceGroups);
   }
@@ -110,8 +111,7 @@ __global__ void __launch_bounds__(kWideGroups * 128, 1)
   const int groups = static_cast<int>((p.cols + codec::kGroupCols - 1) / codec::kGroupCols);
   const int passes = (p.height + args.pass_groups - 1) / args.pass_groups;
 
-  const std::uint32_t queues = x_at + kPieces * Pieces<kColumns>::kBytes,
-                      rings = queues + args.pass_groups * kWideQueue;
+  const std::uint32_t queues = x_at + kPieces * piece_bytes(kColumns), rings = queues + args.pass_groups * kWideQueue;
   std::uint32_t fetches = 0;
   for (int piece = 0; piece < kPieces; ++piece)
     if (warp == piece % args.pass_groups * 4 + 2) fetches |= 1u << piece;
@@ -213,7 +213,7 @@ template <int kColumns>
 cudaError_t launch_wide(const ResidentMatrix& weights, const Partition& partition, const Activations& x, int tokens,
                         float* partials, cudaStream_t stream) {
   const std::uint32_t slot = weights.slot_bytes();
-  constexpr std::uint32_t kFixed = kWideFixed<kColumns>;
+  constexpr std::uint32_t kFixed = fixed_bytes(kColumns);
   static_assert(plan_stages(1, 1, kFixed, kWideQueue, kLargestSlotBytes, 0).stages >= 2);
   const StagePlan plan = plan_stages(partition.height, kWideGroups, kFixed, kWideQueue, slot, 0);
   if (plan.stages == 0) return cudaErrorInvalidConfiguration;

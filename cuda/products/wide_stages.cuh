@@ -15,6 +15,9 @@ inline constexpr int kPieceGroups = 2, kPieces = codec::kBlockGroups / kPieceGro
 inline constexpr std::uint32_t kPieceBarriers = 2 * kPieces * 8;      // bytes: full and empty ones
 inline constexpr std::uint32_t kStreamBarriers = 2 * kMaxStages * 8;  // of a warp group
 static_assert(kPieces == 4);
+// Bytes of activations: of a group of 32 columns of weights, of a piece.
+constexpr std::uint32_t group_bytes(int columns) { return codec::kGroupCols * static_cast<std::uint32_t>(columns) * 2; }
+constexpr std::uint32_t piece_bytes(int columns) { return kPieceGroups * group_bytes(columns); }
 
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL) || !defined(__CUDA_ARCH__)
 
@@ -41,10 +44,8 @@ struct RunPlace {
 // of every warp, with refill() between the two.
 template <int kColumns>
 struct Pieces {
-  static constexpr std::uint32_t kGroupBytes = codec::kGroupCols * kColumns * 2, kBytes = kPieceGroups * kGroupBytes;
-
   const StreamArguments<ResidentMatrix>& args;
-  std::uint32_t at, barriers;  // shared addresses: kPieces * kBytes, kPieceBarriers
+  std::uint32_t at, barriers;  // shared addresses: kPieces * piece_bytes(kColumns), kPieceBarriers
   std::uint32_t fetches;       // bit i: this warp fetches piece i
   int lane;
   RunPlace now;
@@ -105,12 +106,12 @@ struct Pieces {
   __device__ __forceinline__ void fetch(int piece, int block) const {
     const int groups = static_cast<int>((args.partition.cols + codec::kGroupCols - 1) / codec::kGroupCols);
     const int first = block * static_cast<int>(codec::kBlockGroups) + piece * kPieceGroups;
-    const std::uint32_t bytes = max(0, min(kPieceGroups, groups - first)) * kGroupBytes;
+    const std::uint32_t bytes = max(0, min(kPieceGroups, groups - first)) * group_bytes(kColumns);
     if (lane == 0) {
       barrier_expect(full(piece), bytes);
       if (bytes != 0)
-        bulk_copy(at + piece * kBytes, args.x + static_cast<std::size_t>(first) * kGroupBytes, bytes, full(piece),
-                  used_again());
+        bulk_copy(at + piece * piece_bytes(kColumns), args.x + static_cast<std::size_t>(first) * group_bytes(kColumns),
+                  bytes, full(piece), used_again());
     }
     __syncwarp();
   }
