@@ -1,5 +1,7 @@
 #include "chat.h"
 
+#include <fmt/format.h>
+
 #include <cstdio>
 #include <optional>
 
@@ -27,18 +29,24 @@ class Conversation {
     if (options_.system) add("system", *options_.system);
   }
 
-  void ask(const std::string& text) {
+  // Whether there was an answer; if not, why not was said.
+  bool ask(const std::string& text) {
+    if (const std::size_t good = valid_utf8_prefix(text); good != text.size()) {
+      log::write(log::Level::Error, fmt::format("the message is not UTF-8: byte {} is 0x{:02x}", good,
+                                                static_cast<unsigned char>(text[good])));
+      return false;
+    }
     add("user", text);
-    answer();
+    return answer();
   }
 
-  void regenerate() {
+  bool regenerate() {
     if (!messages_.empty() && messages_.back()["role"] == "assistant") messages_.erase(messages_.size() - 1);
     if (messages_.empty() || messages_.back()["role"] != "user") {
-      std::fputs("there is nothing to answer yet\n", stderr);
-      return;
+      log::write(log::Level::Error, "there is nothing to answer yet");
+      return false;
     }
-    answer();
+    return answer();
   }
 
  private:
@@ -47,7 +55,7 @@ class Conversation {
   }
 
   // Answers the last message. One that does not fit the context is taken back, so that the conversation can go on.
-  void answer() {
+  bool answer() {
     Answer answer;
     try {
       answer = session_.generate(session_.conversation_ids(messages_), print);
@@ -55,11 +63,12 @@ class Conversation {
       if (e.code() != Code::Usage) throw;
       log::write(log::Level::Error, std::string(e.what()) + "; /clear begins a new conversation");
       messages_.erase(messages_.size() - 1);
-      return;
+      return false;
     }
     if (!answer.text.ends_with('\n')) print("\n");
     if (answer.context_full) log::warning("the context is full (-c); /clear begins a new conversation");
     add("assistant", answer.text);
+    return true;
   }
 
   Session& session_;
@@ -91,29 +100,33 @@ int chat(Session& session, const RunOptions& options) {
   const InterruptScope scope;
   Conversation conversation(session, options);
   const bool terminal = stdin_is_terminal();
+  constexpr int kFailed = static_cast<int>(Code::Usage);
+  // Who pipes messages learns from the exit code that one had no answer; at a terminal that was seen.
+  bool failed = false;
   if (options.prompt) {
-    conversation.ask(*options.prompt);
-    if (options.single_turn) return 0;
+    failed = !conversation.ask(*options.prompt);
+    if (options.single_turn) return failed ? kFailed : 0;
   }
   if (terminal && !options.quiet) std::fputs("/help lists the commands, /exit leaves\n", stderr);
   while (const std::optional<std::string> line = next_line(terminal)) {
-    if (*line == "/exit") return 0;
+    if (*line == "/exit") return failed && !terminal ? kFailed : 0;
     if (*line == "/help") {
       std::fputs(kHelp, stderr);
     } else if (*line == "/clear") {
       conversation.clear();
       std::fputs("the conversation is forgotten\n", stderr);
     } else if (*line == "/regen") {
-      conversation.regenerate();
+      failed = !conversation.regenerate() || failed;
     } else if (line->starts_with('/') && line->find(' ') == std::string::npos) {
-      std::fprintf(stderr, "unknown command %s; /help lists them\n", quote(*line).c_str());
+      log::write(log::Level::Error, "unknown command " + quote(*line) + "; /help lists them");
+      failed = true;
     } else if (!line->empty()) {
-      conversation.ask(*line);
-      if (options.single_turn) return 0;
+      failed = !conversation.ask(*line) || failed;
+      if (options.single_turn) return failed ? kFailed : 0;
     }
   }
   if (terminal) std::fputs("\n", stderr);
-  return 0;
+  return failed && !terminal ? kFailed : 0;
 }
 
 }  // namespace glyd::tools

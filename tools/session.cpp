@@ -26,6 +26,13 @@ std::string token_text(const text::Tokenizer& tokenizer, std::optional<text::Tok
   return id ? std::string(tokenizer.bytes(*id)) : "";
 }
 
+void check_utf8(const char* what, const std::optional<std::string>& text) {
+  if (text && !is_valid_utf8(*text)) {
+    const std::size_t good = valid_utf8_prefix(*text);
+    fail(Code::Usage, "{} is not UTF-8: byte {} is 0x{:02x}", what, good, static_cast<unsigned char>((*text)[good]));
+  }
+}
+
 }  // namespace
 
 bool has_tokenizer(const std::filesystem::path& dir) {
@@ -40,6 +47,8 @@ Session::Session(const std::filesystem::path& dir, const RunOptions& options)
       sampling_(sampling_params(options, defaults_)) {
   engine::check(sampling_);
   check_gemm();
+  check_utf8("-sys", options.system);
+  check_utf8("the prompt", options.prompt);
   if (!options.seed && sampling_.temperature > 0) log::debug("seed {}", sampling_.seed);
 
   // Ids in, ids out needs no tokenizer; where there is one, it says which rows of the embedding are padding.
@@ -169,6 +178,9 @@ void Session::load(std::int64_t prompt_tokens) {
 bool Session::compare_with_cpu(const std::vector<text::TokenId>& prompt) {
   check_prompt(prompt);
   const runner::Options o = runner_options(static_cast<std::int64_t>(prompt.size()));
+  if (std::ssize(prompt) > context_) {
+    fail(Code::Usage, "the prompt has {} tokens, more than a context of {}: {}", prompt.size(), context_, shorter());
+  }
   runner_ = runner::make_runner(o);
   runner::Options reference = o;
   reference.device = "cpu";
@@ -200,9 +212,21 @@ void Session::check_prompt(const std::vector<text::TokenId>& prompt) const {
   }
 }
 
+void Session::check_room(const std::vector<text::TokenId>& prompt) const {
+  check_prompt(prompt);
+  if (std::ssize(prompt) >= context_) {
+    fail(Code::Usage, "the prompt has {} tokens, and a context of {} leaves no room for an answer: {}", prompt.size(),
+         context_, shorter());
+  }
+}
+
+std::string Session::shorter() const {
+  return context_ < config_.max_positions ? "shorten it or raise -c" : "shorten it, for the model knows no longer one";
+}
+
 std::vector<std::pair<text::TokenId, float>> Session::top_logits(const std::vector<text::TokenId>& prompt,
                                                                  std::int64_t count) {
-  check_prompt(prompt);
+  check_room(prompt);
   const std::vector<float> logits = engine_->next_logits(prompt);
   std::vector<std::pair<text::TokenId, float>> rows;
   for (std::size_t id = 0; id < logits.size(); ++id) {
@@ -223,7 +247,7 @@ std::vector<std::pair<text::TokenId, float>> Session::top_logits(const std::vect
 
 Answer Session::generate(const std::vector<text::TokenId>& prompt,
                          const std::function<void(std::string_view)>& on_text) {
-  check_prompt(prompt);
+  check_room(prompt);
   Answer answer;
   if (options_.max_tokens == 0) return answer;
   engine::Request request;

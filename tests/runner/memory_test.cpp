@@ -85,6 +85,12 @@ TEST_CASE("what does not fit is refused with the numbers and what would fit", "[
   CHECK_THAT(memory_error(options, 0), Catch::Contains("no context fits"));
 }
 
+TEST_CASE("weights that are packed while loading are counted as before, and the error says so", "[runner]") {
+  const model::Config config = config_0_6b();
+  const std::string message = test::error_of(Code::Memory, [&] { plan_memory(config, kGb, {}, 2, kGb, 1, true); });
+  CHECK_THAT(message, Catch::Contains("weights 1.00 GB (counted as bf16; a model that glyd-pack has packed"));
+}
+
 TEST_CASE("absurd sizes neither overflow nor pass", "[runner]") {
   model::Config config = config_0_6b();
   config.layers = 1024;

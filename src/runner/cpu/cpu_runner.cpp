@@ -58,17 +58,19 @@ model::Shard CpuRunner::shard_of(const model::Config& config) const {
 
 MemoryPlan CpuRunner::plan(const model::Checkpoint& checkpoint) const {
   const model::Config& config = checkpoint.config();
-  return plan(config, Weights::bytes(checkpoint, shard_of(config), options_.weights));
+  return plan(config, Weights::bytes(checkpoint, shard_of(config), options_.weights),
+              options_.weights == WeightFormat::Packed && !checkpoint.manifest());
 }
 
-MemoryPlan CpuRunner::plan(const model::Config& config, std::uint64_t weight_bytes) const {
+MemoryPlan CpuRunner::plan(const model::Config& config, std::uint64_t weight_bytes, bool packs) const {
   const int ranks = communicator_ ? communicator_->global_size() : 1;
   return plan_memory(model::shard_config(config, shard_of(config)), weight_bytes, options_, pool_.size(),
-                     available_memory() / static_cast<std::uint64_t>(ranks), ranks);
+                     available_memory() / static_cast<std::uint64_t>(ranks), ranks, packs);
 }
 
 MemoryPlan CpuRunner::plan_random(const model::Config& config) const {
-  return plan(config, Weights::bytes(model::model_spec(config), shard_of(config)));
+  return plan(config, Weights::bytes(model::model_spec(config), shard_of(config)),
+              options_.weights == WeightFormat::Packed);
 }
 
 void CpuRunner::load(const model::Checkpoint& checkpoint, Progress& progress) {

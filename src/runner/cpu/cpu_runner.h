@@ -59,7 +59,7 @@ class CpuRunner : public Runner {
     FloatBuffer activated;  // [I]
   };
 
-  MemoryPlan plan(const model::Config& config, std::uint64_t weight_bytes) const;
+  MemoryPlan plan(const model::Config& config, std::uint64_t weight_bytes, bool packs) const;
   model::Shard shard_of(const model::Config& config) const;
   void release();
   void allocate(const model::Config& whole, MemoryPlan plan);

@@ -47,7 +47,7 @@ std::int64_t context_of(const model::Config& config, const Options& options) {
 }
 
 MemoryPlan plan_memory(const model::Config& config, std::uint64_t weight_bytes, const Options& options, int threads,
-                       std::uint64_t available, int ranks) {
+                       std::uint64_t available, int ranks, bool packs) {
   const std::int64_t context = context_of(config, options);
   check_range("max_batch_tokens", options.max_batch_tokens, 1, 1 << 20);
   check_range("max_sequences", options.max_sequences, 1, 1 << 20);
@@ -70,9 +70,11 @@ MemoryPlan plan_memory(const model::Config& config, std::uint64_t weight_bytes, 
   if (add(fixed, kv_needed) > available) {
     const std::int64_t fitting = std::min(blocks_within(available) * kBlockSize, context);
     const std::string numbers =
-        fmt::format("not enough memory: weights {}, KV cache {} ({} tokens), workspace {}, but {} are available{}",
-                    gigabytes(plan.weights), gigabytes(kv_needed), needed * kBlockSize, gigabytes(plan.workspace),
-                    gigabytes(available), ranks > 1 ? fmt::format(", 1/{} of all", ranks) : "");
+        fmt::format("not enough memory: weights {}{}, KV cache {} ({} tokens), workspace {}, but {} are available{}",
+                    gigabytes(plan.weights),
+                    packs ? " (counted as bf16; a model that glyd-pack has packed takes a third less)" : "",
+                    gigabytes(kv_needed), needed * kBlockSize, gigabytes(plan.workspace), gigabytes(available),
+                    ranks > 1 ? fmt::format(", 1/{} of all", ranks) : "");
     if (fitting == 0)
       fail(Code::Memory, "{}; no context fits: close other programs or take a smaller model{}", numbers,
            ranks > 1 ? ", or fewer ranks (-tp, -pp) where their parts are uneven" : "");
