@@ -41,7 +41,9 @@ void declare(CommandLine& line, Written& w, PackOptions& o) {
   line.flag("--no-verify", w.no_verify, "do not read back what was packed");
 
   line.group("Output");
-  line.flag("--force", o.force, "replace OUT if it is there; the old one goes when the new one is complete");
+  line.flag(
+      "--force", o.force,
+      "replace OUT if it is empty or holds a model and nothing else; the old one goes when the new one is complete");
   line.text("--max-shard-size", "SIZE", w.max_shard_size,
             "largest weight file, 5GB by default; KB, MB, GB are powers of 1000, KiB, MiB, GiB of 1024");
   line.flag("--json", o.json, "print the result as JSON on stdout");

@@ -39,25 +39,31 @@ void sync_directory(const fs::path& path) {
   ::close(fd);
 }
 
-// Whether replacing the directory loses nothing but a model: it is empty, or holds a packed or a plain model and no
-// folder. A config.json alone is no model: many programs have one.
-bool is_model_directory(const fs::path& path) {
-  bool config = false, weights = false, packed = false;
+// What the entries of a directory show of it.
+struct Content {
+  bool empty = true, config = false, weights = false;
+  std::string strange;  // the first name, in order, of a folder or of a file that may not be lost
+};
+
+Content look_into(const fs::path& path, const MayReplace& replace) {
+  Content content;
   std::error_code error;
-  fs::directory_iterator entry(path, error);
-  if (error) return false;
-  if (entry == fs::directory_iterator()) return true;
-  for (; entry != fs::directory_iterator(); entry.increment(error)) {
-    if (error || entry->symlink_status(error).type() == fs::file_type::directory) return false;
+  for (fs::directory_iterator entry(path, error), end; !error && entry != end; entry.increment(error)) {
     const std::string name = entry->path().filename().native();
-    config |= name == "config.json";
-    packed |= name == "glyd.json";
-    weights |= name.ends_with(".safetensors");
+    content.empty = false;
+    content.config |= name == "config.json";
+    content.weights |= name == "glyd.json" || name.ends_with(".safetensors");
+    const bool folder = entry->symlink_status(error).type() == fs::file_type::directory;
+    const bool strange = error || folder || !replace(name);
+    if (strange && (content.strange.empty() || name < content.strange)) content.strange = name;
   }
-  return !error && config && (weights || packed);
+  if (error) fail(Code::Usage, "{}: cannot be listed: {}; choose another name", shown(path), error.message());
+  return content;
 }
 
-void check_replaceable(const fs::path& path, bool replace) {
+// Replacing a directory is to lose nothing but a model: it is empty, or holds a packed or a plain model and nothing
+// else. A config.json alone is no model: many programs have one.
+void check_replaceable(const fs::path& path, const MayReplace& replace) {
   std::error_code error;
   const fs::file_status status = fs::symlink_status(path, error);
   if (status.type() == fs::file_type::not_found) return;
@@ -65,12 +71,13 @@ void check_replaceable(const fs::path& path, bool replace) {
   if (status.type() != fs::file_type::directory) {
     fail(Code::Usage, "{}: exists and is not a directory; remove it or choose another name", shown(path));
   }
-  if (!is_model_directory(path)) {
-    fail(Code::Usage,
-         "{}: --force replaces only empty and model directories, and this one holds other things; remove it "
-         "or choose another name",
-         shown(path));
-  }
+  const Content content = look_into(path, replace);
+  if (content.empty || (content.config && content.weights && content.strange.empty())) return;
+  fail(Code::Usage, "{}: --force replaces only empty and model directories, and this one {}; {} or choose another name",
+       shown(path),
+       content.strange.empty() ? "has no config.json with weights"
+                               : "holds " + quote(content.strange) + ", which is no file of a model",
+       content.strange.empty() ? "remove it" : "move that away");
 }
 
 }  // namespace
@@ -113,10 +120,10 @@ void write_text(const fs::path& path, std::string_view text) {
   file.close();
 }
 
-OutputDirectory::OutputDirectory(const fs::path& path, bool replace) : replace_(replace) {
+OutputDirectory::OutputDirectory(const fs::path& path, MayReplace replace) : replace_(std::move(replace)) {
   path_ = fs::absolute(path).lexically_normal();
   if (!path_.has_filename()) path_ = path_.parent_path();  // "out/"
-  check_replaceable(path_, replace);
+  check_replaceable(path_, replace_);
   std::string pattern = path_.native() + ".partial-XXXXXX";
   if (::mkdtemp(pattern.data()) == nullptr) {
     fail(Code::Runtime, "{}: cannot be made: {}", shown(path_), std::strerror(errno));

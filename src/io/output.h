@@ -4,7 +4,9 @@
 #include <cstddef>
 #include <cstdint>
 #include <filesystem>
+#include <functional>
 #include <span>
+#include <string>
 #include <string_view>
 
 namespace glyd::io {
@@ -30,14 +32,17 @@ class OutputFile {
 // A new file with this content.
 void write_text(const std::filesystem::path& path, std::string_view text);
 
+// Whether a file of that name may be lost together with the model directory that it lies in.
+using MayReplace = std::function<bool(const std::string& name)>;
+
 // A folder that comes into being complete: files go into a temporary one beside it, which commit() gives its name.
 // Without commit() nothing is left.
 class OutputDirectory {
  public:
-  // Throws Error(Usage) when `path` exists and `replace` is false, or when it is something that must not be replaced
-  // (no folder, or one without config.json or glyd.json in it that is not empty); Error(Runtime) when its parent folder
-  // cannot be written.
-  OutputDirectory(const std::filesystem::path& path, bool replace);
+  // Throws Error(Usage) when `path` exists and `replace` is empty, or when it is something that must not be replaced
+  // (no folder, one that is neither empty nor a model's, or one with a folder or a file in it that `replace` denies);
+  // Error(Runtime) when its parent folder cannot be written.
+  explicit OutputDirectory(const std::filesystem::path& path, MayReplace replace = nullptr);
   ~OutputDirectory();
   OutputDirectory(const OutputDirectory&) = delete;
   OutputDirectory& operator=(const OutputDirectory&) = delete;
@@ -47,7 +52,7 @@ class OutputDirectory {
 
  private:
   std::filesystem::path path_, temporary_;
-  bool replace_ = false;
+  MayReplace replace_;
 };
 
 }  // namespace glyd::io

@@ -19,6 +19,7 @@
 #include "io/sha256.h"
 #include "io/shard_writer.h"
 #include "model/directory.h"
+#include "model/known_files.h"
 #include "model/packing.h"
 #include "model/packing_files.h"
 
@@ -292,7 +293,10 @@ PackReport pack_model(const Checkpoint& checkpoint, const std::filesystem::path&
                       ThreadPool& threads, Progress& progress) {
   require_plain(checkpoint);
   require_apart(checkpoint.dir(), out);
-  io::OutputDirectory directory(out, settings.replace);
+  io::OutputDirectory directory(
+      out, settings.replace
+               ? known_files(out, [&](const std::string& name) { return goes_along(checkpoint.dir(), name); })
+               : nullptr);
   const std::vector<Item> items = list_items(checkpoint);
   Manifest manifest;
   manifest.glyd_version = settings.glyd_version;

@@ -72,15 +72,19 @@ void run_largest_first(const std::vector<std::uint64_t>& sizes, ThreadPool& thre
   });
 }
 
+bool goes_along(const fs::path& dir, const std::string& name) {
+  const bool weights = std::any_of(kOtherWeights.begin(), kOtherWeights.end(),
+                                   [&](std::string_view ending) { return name.ends_with(ending); });
+  return !weights && io::is_regular_file(dir / name);
+}
+
 std::vector<std::string> other_files(const fs::path& dir, const std::set<std::string>& weight_files) {
   std::vector<std::string> names;
   std::error_code error;
   for (fs::directory_iterator it(dir, error), end; !error && it != end; it.increment(error)) {
     const std::string name = it->path().filename().string();
     if (name == kIndexName || name == codec::kManifestName || weight_files.contains(name)) continue;
-    const bool weights = std::any_of(kOtherWeights.begin(), kOtherWeights.end(),
-                                     [&](std::string_view ending) { return name.ends_with(ending); });
-    if (!weights && io::is_regular_file(it->path())) {
+    if (goes_along(dir, name)) {
       names.push_back(name);
     } else {
       log::info("left out: {}", quote(name));

@@ -29,6 +29,9 @@ void run_largest_first(const std::vector<std::uint64_t>& sizes, ThreadPool& thre
 // form, nor folders; those are named in the log.
 std::vector<std::string> other_files(const std::filesystem::path& dir, const std::set<std::string>& weight_files);
 
+// Whether a file of that name in `dir` goes with the weights.
+bool goes_along(const std::filesystem::path& dir, const std::string& name);
+
 // Copies a file into the folder `to` and returns its entry for the manifest.
 codec::Manifest::OtherFile copy_other(const std::filesystem::path& from, const std::filesystem::path& to);
 

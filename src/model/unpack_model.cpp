@@ -1,5 +1,6 @@
 // A packed directory read back: its original written again, or only compared with the checksums.
 
+#include <algorithm>
 #include <map>
 #include <set>
 #include <string_view>
@@ -10,6 +11,7 @@
 #include "io/file.h"
 #include "io/output.h"
 #include "io/sha256.h"
+#include "model/known_files.h"
 #include "model/packing.h"
 #include "model/packing_files.h"
 
@@ -65,6 +67,13 @@ void require_checksums(const Checkpoint& packed, const Manifest& manifest) {
     fail(Code::Model, "{}: tensor {} is not in {}: there is no checksum for it", printable(file.path().native()),
          quote(tensor.name), codec::kManifestName);
   });
+}
+
+// Whether unpacking writes a file of that name.
+bool is_original(const Manifest& manifest, const std::string& name) {
+  const auto named = [&](const auto& file) { return file.name == name; };
+  return std::any_of(manifest.files.begin(), manifest.files.end(), named) ||
+         std::any_of(manifest.others.begin(), manifest.others.end(), named);
 }
 
 // One of the original weight files, being written.
@@ -174,7 +183,8 @@ std::uint64_t unpack_model(const Checkpoint& packed, const std::filesystem::path
   const Manifest& manifest = require_packed(packed);
   require_checksums(packed, manifest);
   require_apart(packed.dir(), out);
-  io::OutputDirectory directory(out, replace);
+  io::OutputDirectory directory(
+      out, replace ? known_files(out, [&](const std::string& name) { return is_original(manifest, name); }) : nullptr);
   for (const Manifest::OtherFile& file : manifest.others) {
     check_other(packed.dir() / file.name, copy_other(packed.dir() / file.name, directory.temporary()), file);
   }

@@ -31,6 +31,11 @@ std::set<std::string> names_in(const fs::path& dir) {
   return names;
 }
 
+// What may be replaced in these tests.
+bool models_own(const std::string& name) {
+  return std::set<std::string>{"config.json", "glyd.json", "model.safetensors"}.contains(name);
+}
+
 }  // namespace
 
 TEST_CASE("SHA-256 of the standard's examples", "[io][sha256]") {
@@ -63,13 +68,13 @@ TEST_CASE("A folder appears with commit and not without", "[io][output]") {
   const TempDir dir;
   const fs::path out = dir.path() / "out";
   {
-    const io::OutputDirectory directory(out, false);
+    const io::OutputDirectory directory(out);
     io::write_text(directory.temporary() / "file", "text");
     CHECK_FALSE(fs::exists(out));
   }
   CHECK(names_in(dir.path()).empty());
 
-  io::OutputDirectory directory(out.string() + "/", false);
+  io::OutputDirectory directory(out.string() + "/");
   io::write_text(directory.temporary() / "file", "text");
   directory.commit();
   CHECK(names_in(dir.path()) == std::set<std::string>{"out"});
@@ -87,13 +92,13 @@ TEST_CASE("What is there is replaced only when asked, and only by a whole one", 
   fs::create_directory(out);
   test::write_file(out / "config.json", "old");
   test::write_file(out / "model.safetensors", "old");
-  CHECK_THAT(error_of(Code::Usage, [&] { io::OutputDirectory(out, false); }), Contains("--force"));
+  CHECK_THAT(error_of(Code::Usage, [&] { io::OutputDirectory{out}; }), Contains("--force"));
   {
-    const io::OutputDirectory directory(out, true);
+    const io::OutputDirectory directory(out, models_own);
     io::write_text(directory.temporary() / "config.json", "half");
   }
   CHECK(test::read_file(out / "config.json") == "old");
-  io::OutputDirectory directory(out, true);
+  io::OutputDirectory directory(out, models_own);
   io::write_text(directory.temporary() / "new", "new");
   directory.commit();
   CHECK(names_in(out) == std::set<std::string>{"new"});
@@ -112,29 +117,35 @@ TEST_CASE("A folder of something else, a file and a link are never replaced", "[
   fs::create_directories(dir.path() / "project" / "src");  // a model, and work beside it
   for (const char* name : {"config.json", "glyd.json", "model.safetensors"})
     test::write_file(dir.path() / "project" / name, "{}");
-  for (const char* name : {"home", "file", "link", "settings", "project"}) {
+  fs::create_directory(dir.path() / "noted");
+  for (const char* name : {"config.json", "model.safetensors", "zebra.txt", "notes.txt"})
+    test::write_file(dir.path() / "noted" / name, "{}");
+  CHECK_THAT(error_of(Code::Usage, [&] { io::OutputDirectory(dir.path() / "noted", models_own); }),
+             Contains("'notes.txt'") && !Contains("zebra"));
+  for (const char* name : {"home", "file", "link", "settings", "project", "noted"}) {
     INFO(name);
-    CHECK_THAT(error_of(Code::Usage, [&] { io::OutputDirectory(dir.path() / name, true); }), Contains(name));
+    CHECK_THAT(error_of(Code::Usage, [&] { io::OutputDirectory(dir.path() / name, models_own); }), Contains(name));
   }
   fs::create_directory(dir.path() / "empty");
-  io::OutputDirectory directory(dir.path() / "empty", true);
+  io::OutputDirectory directory(dir.path() / "empty", models_own);
   directory.commit();
-  CHECK(names_in(dir.path()) == std::set<std::string>{"empty", "file", "home", "link", "project", "settings"});
+  CHECK(names_in(dir.path()) == std::set<std::string>{"empty", "file", "home", "link", "noted", "project", "settings"});
   CHECK(test::read_file(dir.path() / "home" / "letters.txt") == "dear");
   CHECK(test::read_file(dir.path() / "settings" / "thesis.txt") == "long");
   CHECK(fs::is_directory(dir.path() / "project" / "src"));
+  CHECK(fs::exists(dir.path() / "noted" / "notes.txt"));
 }
 
 TEST_CASE("A folder that came into being meanwhile is not replaced", "[io][output]") {
   const TempDir dir;
-  io::OutputDirectory directory(dir.path() / "out", false);
+  io::OutputDirectory directory(dir.path() / "out");
   fs::create_directory(dir.path() / "out");
   CHECK_THAT(error_of(Code::Usage, [&] { directory.commit(); }), Contains("exists already"));
 }
 
 TEST_CASE("Output that cannot be written is an error that names it", "[io][output]") {
   const TempDir dir;
-  CHECK_THAT(error_of(Code::Runtime, [&] { io::OutputDirectory(dir.path() / "no" / "out", false); }),
+  CHECK_THAT(error_of(Code::Runtime, [&] { io::OutputDirectory(dir.path() / "no" / "out"); }),
              Contains("no/out") && Contains("No such file"));
   test::write_file(dir.path() / "taken", "text");
   CHECK_THAT(error_of(Code::Runtime, [&] { io::OutputFile(dir.path() / "taken"); }), Contains("taken"));

@@ -110,10 +110,10 @@ model::PackReport pack(const fs::path& from, const fs::path& to, model::PackSett
   return model::pack_model(Checkpoint::open(from), to, settings, pool, silent);
 }
 
-void unpack(const fs::path& from, const fs::path& to) {
+void unpack(const fs::path& from, const fs::path& to, bool replace = false) {
   ThreadPool pool(2);
   Progress silent;
-  model::unpack_model(Checkpoint::open(from), to, false, pool, silent);
+  model::unpack_model(Checkpoint::open(from), to, replace, pool, silent);
 }
 
 void verify(const fs::path& dir) {
@@ -397,6 +397,38 @@ TEST_CASE("Cancelled at any moment, nothing is left and what was there stays", "
     }
     CHECK(n > 20);
     fs::remove_all(dir.path() / "out");
+  }
+}
+
+TEST_CASE("Only files of models are replaced, and the first other one is named", "[model][packing]") {
+  const TempDir dir;
+  const fs::path model = dir.path() / "model", packed = dir.path() / "packed", back = dir.path() / "back";
+  const model::PackSettings replace{.replace = true};
+  const Json config = config_of("qwen3");
+  write_single(model, config, formula_tensors(config));
+  for (const char* name : {"README.md", "LICENSE", "tokenizer.json", "merges.txt", "chat_template.jinja", "own.py"})
+    test::write_file(model / name, "text");
+  fs::copy(model, back);
+  fs::copy(model, packed);
+  fs::remove(packed / "own.py");
+  pack(model, packed, replace);  // a plain model
+  pack(model, packed, replace);  // a packed one, which lists own.py
+  unpack(packed, back, true);    // what is there will be written again
+  CHECK(read_tree(back) == read_tree(model));
+  fs::remove(model / "own.py");
+  pack(model, packed, replace);
+  pack(packed / ".." / "model", packed, replace);
+
+  for (const char* name : {"notes.txt", "own.py", "README.md.orig", "pytorch_model.bin"}) {
+    INFO(name);
+    for (const fs::path& out : {packed, back}) {
+      fs::remove(out / "own.py");
+      test::write_file(out / name, "work");
+      CHECK_THAT(error_of(Code::Usage, [&] { pack(model, out, replace); }), Contains(quote(name)));
+      if (out == back) CHECK_THAT(error_of(Code::Usage, [&] { unpack(packed, out, true); }), Contains(quote(name)));
+      CHECK(test::read_file(out / name) == "work");
+      fs::remove(out / name);
+    }
   }
 }
 
