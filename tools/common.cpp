@@ -19,6 +19,7 @@
 #include "base/error.h"
 #include "base/log.h"
 #include "base/text.h"
+#include "io/output.h"
 
 namespace glyd::tools {
 namespace {
@@ -32,13 +33,28 @@ static_assert(std::atomic<int>::is_always_lock_free);
 
 int wake_read = -1, wake_write = -1;  // a pipe that holds a byte for each Ctrl-C: read_line() waits on it too
 
-void on_interrupt(int) {
-  const int saved = errno;
-  const bool last = ++interrupt_count > interrupts_allowed;
-  const char newline = '\n';  // the shell's prompt begins on a line of its own
-  const ssize_t written = ::write(last && ::isatty(STDERR_FILENO) ? STDERR_FILENO : wake_write, &newline, 1);
+// Like all that a handler calls: no memory is asked for, and a write that fails is of no interest.
+void write_quietly(int fd, const char* text) {
+  const ssize_t written = ::write(fd, text, std::strlen(text));
   static_cast<void>(written);
-  if (last) ::_exit(static_cast<int>(Code::Interrupted));
+}
+
+[[noreturn]] void end_at_once() {
+  if (::isatty(STDERR_FILENO)) write_quietly(STDERR_FILENO, "\n");  // the shell's prompt begins on a line of its own
+  if (const char* left = io::unfinished_directory()) {
+    write_quietly(STDERR_FILENO, "error: interrupted before cleaning up; remove ");
+    write_quietly(STDERR_FILENO, left);
+    write_quietly(STDERR_FILENO, "\n");
+  }
+  ::_exit(static_cast<int>(Code::Interrupted));
+}
+
+void on_interrupt(int signal) {
+  // A terminal that goes away may say so twice: that is no second wish.
+  if (signal == SIGHUP && interrupt_count > 0) return;
+  const int saved = errno;
+  if (++interrupt_count > interrupts_allowed) end_at_once();
+  write_quietly(wake_write, "\n");
   errno = saved;
 }
 

@@ -29,7 +29,8 @@ bool stderr_shows_stdout();  // a terminal, or the same file or pipe
 bool stdin_is_terminal();
 
 // Ctrl-C. Outside any InterruptScope the first one ends the process with 130. Inside one it is only counted, and the
-// second one ends the process: what runs has one chance to stop in good order.
+// second one ends the process and names a folder that it leaves half written: what runs has one chance to stop in good
+// order.
 class InterruptScope {
  public:
   InterruptScope();

@@ -41,11 +41,15 @@ class Interruptible : public Progress {
   Progress& shown_;
 };
 
-// A request to terminate is treated like Ctrl-C; a file that outgrows its limit is an error of write().
+// A request to terminate and a terminal that goes away are treated like Ctrl-C, unless nohup had the latter ignored; a
+// file that outgrows its limit is an error of write().
 void prepare_signals() {
   struct sigaction action {};
   ::sigaction(SIGINT, nullptr, &action);
   ::sigaction(SIGTERM, &action, nullptr);
+  struct sigaction hangup {};
+  ::sigaction(SIGHUP, nullptr, &hangup);
+  if (hangup.sa_handler != SIG_IGN) ::sigaction(SIGHUP, &action, nullptr);
   ::signal(SIGXFSZ, SIG_IGN);
 }
 

@@ -5,20 +5,26 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <array>
+#include <atomic>
 #include <cerrno>
 #include <cstdio>
 #include <cstring>
 #include <string>
 #include <system_error>
 #include <utility>
+#include <vector>
 
 #include "base/error.h"
+#include "base/log.h"
 #include "base/text.h"
 
 namespace glyd::io {
 namespace {
 
 namespace fs = std::filesystem;
+
+constexpr char kPartial[] = ".partial-";  // then six characters that mkdtemp() chooses
 
 std::string shown(const fs::path& path) { return printable(path.native()); }
 
@@ -37,6 +43,33 @@ void sync_directory(const fs::path& path) {
     cannot_write(path, error);
   }
   ::close(fd);
+}
+
+// Where the name of the unfinished folder lies for a signal handler: memory that is never given back.
+std::array<char, 16384> unfinished_name;
+std::atomic<bool> is_unfinished{false};
+static_assert(std::atomic<bool>::is_always_lock_free);
+
+void set_unfinished(const fs::path& path) {
+  is_unfinished = false;
+  const std::string name = shown(path);
+  unfinished_name[name.copy(unfinished_name.data(), unfinished_name.size() - 1)] = '\0';
+  is_unfinished = true;
+}
+
+// Another run may be writing such a folder, so it is only named.
+void warn_of_leftovers(const fs::path& path) {
+  const std::string start = path.filename().native() + kPartial;
+  std::vector<std::string> names;
+  std::error_code error;
+  for (fs::directory_iterator entry(path.parent_path(), error), end; !error && entry != end; entry.increment(error)) {
+    const std::string name = entry->path().filename().native();
+    if (name.starts_with(start)) names.push_back(name);
+  }
+  if (names.empty()) return;
+  const std::string others = names.size() > 1 ? fmt::format(" and {} more like it", names.size() - 1) : "";
+  log::warning("{}{}: left by a run that was ended; unless one is still writing there, it can be removed",
+               shown(path.parent_path() / *std::min_element(names.begin(), names.end())), others);
 }
 
 // What the entries of a directory show of it.
@@ -124,11 +157,13 @@ OutputDirectory::OutputDirectory(const fs::path& path, MayReplace replace) : rep
   path_ = fs::absolute(path).lexically_normal();
   if (!path_.has_filename()) path_ = path_.parent_path();  // "out/"
   check_replaceable(path_, replace_);
-  std::string pattern = path_.native() + ".partial-XXXXXX";
+  warn_of_leftovers(path_);
+  std::string pattern = path_.native() + kPartial + "XXXXXX";
   if (::mkdtemp(pattern.data()) == nullptr) {
     fail(Code::Runtime, "{}: cannot be made: {}", shown(path_), std::strerror(errno));
   }
   temporary_ = pattern;
+  set_unfinished(temporary_);
   const mode_t mask = ::umask(0);
   ::umask(mask);
   ::chmod(temporary_.c_str(), 0777 & ~mask);
@@ -138,6 +173,7 @@ OutputDirectory::~OutputDirectory() {
   if (temporary_.empty()) return;
   std::error_code ignored;
   fs::remove_all(temporary_, ignored);
+  is_unfinished = false;
 }
 
 void OutputDirectory::commit() {
@@ -147,6 +183,7 @@ void OutputDirectory::commit() {
   // An empty directory is replaced by rename() itself; a full one changes places with the new one and is removed.
   if (::rename(temporary_.c_str(), path_.c_str()) == 0) {
     temporary_.clear();
+    is_unfinished = false;
   } else if (!replace_ || (errno != ENOTEMPTY && errno != EEXIST)) {
     cannot_write(path_, errno);
   } else if (::renameat2(AT_FDCWD, temporary_.c_str(), AT_FDCWD, path_.c_str(), RENAME_EXCHANGE) != 0) {
@@ -160,9 +197,13 @@ void OutputDirectory::commit() {
       cannot_write(path_, reason);
     }
     temporary_ = old;
+    set_unfinished(temporary_);
   }
   sync_directory(path_.parent_path());
   if (!temporary_.empty()) fs::remove_all(std::exchange(temporary_, {}), error);  // the one that was replaced
+  is_unfinished = false;
 }
+
+const char* unfinished_directory() { return is_unfinished ? unfinished_name.data() : nullptr; }
 
 }  // namespace glyd::io

@@ -42,6 +42,7 @@ class OutputDirectory {
   // Throws Error(Usage) when `path` exists and `replace` is empty, or when it is something that must not be replaced
   // (no folder, one that is neither empty nor a model's, or one with a folder or a file in it that `replace` denies);
   // Error(Runtime) when its parent folder cannot be written.
+  // A temporary folder that an earlier run left beside `path` is named in a warning.
   explicit OutputDirectory(const std::filesystem::path& path, MayReplace replace = nullptr);
   ~OutputDirectory();
   OutputDirectory(const OutputDirectory&) = delete;
@@ -54,5 +55,9 @@ class OutputDirectory {
   std::filesystem::path path_, temporary_;
   MayReplace replace_;
 };
+
+// The temporary folder that would stay behind if the process ended now, printable; null when there is none. May be
+// called by a signal handler. Of several, the one that was begun last.
+const char* unfinished_directory();
 
 }  // namespace glyd::io

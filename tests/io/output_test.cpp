@@ -86,6 +86,24 @@ TEST_CASE("A folder appears with commit and not without", "[io][output]") {
   CHECK((status.st_mode & 0777) == (0777 & ~mask));  // as mkdir makes them, not for its owner alone
 }
 
+TEST_CASE("The unfinished folder has its name told, until it is gone", "[io][output]") {
+  const TempDir dir;
+  CHECK(io::unfinished_directory() == nullptr);
+  {
+    const io::OutputDirectory directory(dir.path() / "a\nb");
+    REQUIRE(io::unfinished_directory() != nullptr);
+    CHECK_THAT(io::unfinished_directory(), Contains("/a\\nb.partial-"));
+  }
+  CHECK(io::unfinished_directory() == nullptr);
+  for (int i = 0; i < 2; ++i) {
+    io::OutputDirectory directory(dir.path() / "out", models_own);
+    io::write_text(directory.temporary() / "config.json", "{}");
+    io::write_text(directory.temporary() / "glyd.json", "{}");
+    directory.commit();
+    CHECK(io::unfinished_directory() == nullptr);
+  }
+}
+
 TEST_CASE("What is there is replaced only when asked, and only by a whole one", "[io][output]") {
   const TempDir dir;
   const fs::path out = dir.path() / "out";

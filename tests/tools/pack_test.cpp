@@ -75,7 +75,7 @@ bool has_partial(const fs::path& dir) {
 }  // namespace
 
 TEST_CASE("Packing that is interrupted leaves nothing", "[tools][pack]") {
-  const int signal = GENERATE(SIGINT, SIGTERM);
+  const int signal = GENERATE(SIGINT, SIGTERM, SIGHUP);
   INFO("signal " << signal);
   const TempDir dir, errors;
   write_larger_model(dir.path() / "model");
@@ -100,6 +100,56 @@ TEST_CASE("Packing that is interrupted leaves nothing", "[tools][pack]") {
     CHECK_THAT(read_file(errors.path() / "err"), Contains("interrupted"));
   }
   CHECK(seen);
+}
+
+TEST_CASE("A terminal that goes away does not end what nohup started", "[tools][pack]") {
+  const TempDir dir, errors;
+  write_larger_model(dir.path() / "model");
+  const auto hang_up = [&](pid_t child) {
+    for (int i = 0; i < 5000 && !has_partial(dir.path()); ++i)
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    ::kill(child, SIGHUP);
+  };
+  const int status = pack_in_child(
+      {(dir.path() / "model").string(), (dir.path() / "out").string()}, [] { ::signal(SIGHUP, SIG_IGN); }, hang_up,
+      errors.path() / "err");
+  REQUIRE(WIFEXITED(status));
+  CHECK(WEXITSTATUS(status) == 0);
+}
+
+TEST_CASE("What an impatient second Ctrl-C leaves is named, then and by the next run", "[tools][pack]") {
+  const TempDir dir, errors;
+  write_larger_model(dir.path() / "model");
+  const std::vector<std::string> arguments = {(dir.path() / "model").string(), (dir.path() / "out").string()};
+  bool seen = false;
+  for (int attempt = 0; attempt < 20 && !seen; ++attempt) {
+    const auto interrupt_twice = [&](pid_t child) {
+      for (int i = 0; i < 5000 && !has_partial(dir.path()); ++i)
+        std::this_thread::sleep_for(std::chrono::milliseconds(1));
+      std::this_thread::sleep_for(std::chrono::milliseconds(2));
+      ::kill(child, SIGINT);
+      ::kill(child, SIGTERM);  // another one, so that the two do not become one
+    };
+    const int status = pack_in_child(
+        arguments, [] {}, interrupt_twice, errors.path() / "err");
+    REQUIRE(WIFEXITED(status));
+    seen = has_partial(dir.path());
+    if (!seen) fs::remove_all(dir.path() / "out");
+  }
+  REQUIRE(seen);
+  std::string partial;
+  for (const auto& [name, content] : read_tree(dir.path())) {
+    if (name.starts_with("out.partial-")) partial = name;
+  }
+  const std::string said = read_file(errors.path() / "err");
+  CHECK_THAT(said, Contains("error: interrupted") && Contains("remove " + (dir.path() / partial).string() + "\n"));
+  CHECK(std::count(said.begin(), said.end(), '\n') == 1);
+
+  const Outcome next = glyd_pack({arguments[0], arguments[1], "-q"});
+  CHECK(next.exit_code == 0);
+  CHECK_THAT(next.err, Contains("warning: " + (dir.path() / partial).string()) && Contains("can be removed"));
+  CHECK(std::count(next.err.begin(), next.err.end(), '\n') == 1);
+  CHECK(fs::exists(dir.path() / partial));
 }
 
 TEST_CASE("A disk that is too small is one clear line, and nothing is left", "[tools][pack]") {
