@@ -38,8 +38,21 @@ WeightFiles WeightFiles::open(const std::filesystem::path& dir) {
       const Place place = weights.find_stored(name);
       return std::pair(place.file, place.tensor);
     });
+  } else {
+    weights.require_plain(dir);
   }
   return weights;
+}
+
+// Without glyd.json nothing says which tensors the packed matrices hold.
+void WeightFiles::require_plain(const std::filesystem::path& dir) const {
+  for (const io::Safetensors& file : files_) {
+    for (const io::Tensor& tensor : file.tensors()) {
+      if (!tensor.name.ends_with(codec::kPackedEnding)) continue;
+      fail(Code::Model, "{}: packed weights ({} in {}), but {} is missing; pack the original again",
+           printable(dir.native()), quote(tensor.name), quote(file.path().filename().native()), codec::kManifestName);
+    }
+  }
 }
 
 void WeightFiles::open_shards(const std::filesystem::path& dir, const std::filesystem::path& index) {

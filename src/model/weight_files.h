@@ -53,6 +53,7 @@ class WeightFiles {
   std::vector<std::string> read_index(const std::filesystem::path& path);
   const Listed* listed(std::string_view name) const;
   Place find_stored(std::string_view name) const;
+  void require_plain(const std::filesystem::path& dir) const;
 
   std::string origin_;
   std::vector<io::Safetensors> files_;
