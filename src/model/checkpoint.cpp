@@ -56,7 +56,9 @@ std::string find_prefix(const WeightFiles& weights) {
     }
     found = prefix;
   }
-  return found ? found : kPrefixes[0];
+  if (found) return found;
+  for (const char* prefix : kPrefixes) weights.require_listed(std::string(prefix) + "embed_tokens.weight");
+  return kPrefixes[0];
 }
 
 // The first few names, for messages.
@@ -161,6 +163,7 @@ void Checkpoint::place_tensors(const std::string& prefix) {
   });
 
   if (missing_count > 0) {
+    weights_.require_listed(missing);
     const char* why =
         missing == head ? "tie_word_embeddings is false, so the head must be there" : "config.json implies it";
     const std::string others = missing_count > 1 ? fmt::format(" ({} of {} are)", missing_count, all.size()) : "";

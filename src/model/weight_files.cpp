@@ -36,6 +36,7 @@ WeightFiles WeightFiles::open(const std::filesystem::path& dir) {
   if (entry_exists(dir / codec::kManifestName)) {
     weights.packed_ = std::make_unique<PackedWeights>(dir, [&](std::string_view name) {
       const Place place = weights.find_stored(name);
+      if (!place && name.ends_with(codec::kPackedEnding)) weights.require_listed(name);
       return std::pair(place.file, place.tensor);
     });
   } else {
@@ -170,6 +171,16 @@ WeightFiles::Place WeightFiles::find_stored(std::string_view name) const {
   if (entry == nullptr) return {};
   const io::Safetensors& file = files_[entry->file];
   return {.file = &file, .tensor = file.find(name)};
+}
+
+void WeightFiles::require_listed(std::string_view name) const {
+  if (!sharded_ || listed(name) != nullptr) return;
+  const bool packed = packed_ || name.ends_with(codec::kPackedEnding);
+  for (const io::Safetensors& file : files_) {
+    if (file.find(name) == nullptr) continue;
+    fail(Code::Model, "{}: weight_map does not list tensor {}, which is in {}; {}", origin_, quote(name),
+         quote(file.path().filename().native()), packed ? "pack the original again" : "fetch the index again");
+  }
 }
 
 void WeightFiles::for_each(const std::function<void(const io::Safetensors&, const io::Tensor&)>& visit) const {

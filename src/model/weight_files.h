@@ -38,6 +38,9 @@ class WeightFiles {
   // The tensor of that name, from the file that the index names for it; none when the index does not list it.
   Place find(std::string_view name) const;
 
+  // Throws Error(Model) when a file has that tensor all the same, but the index does not list it.
+  void require_listed(std::string_view name) const;
+
   // Visits every tensor of every file, except copies of one that the index takes from another file; tensors of the
   // original where they are packed.
   void for_each(const std::function<void(const io::Safetensors&, const io::Tensor&)>& visit) const;

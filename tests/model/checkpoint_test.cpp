@@ -357,7 +357,11 @@ TEST_CASE("a damaged index is refused", "[model]") {
   CHECK_THAT(with_index([&](Json& index) { index["weight_map"] = Json::array(); }), Contains("weight_map is a list"));
   CHECK_THAT(with_index([&](Json& index) { index.erase("weight_map"); }), Contains("weight_map is missing"));
   CHECK_THAT(with_index([&](Json& index) { index["weight_map"] = Json::object(); }), Contains("is missing (21 of 21"));
-  CHECK_THAT(with_index([&](Json& index) { index["weight_map"].erase(norm); }), Contains("'" + norm + "' is missing"));
+  CHECK_THAT(with_index([&](Json& index) { index["weight_map"].erase(norm); }),
+             Contains("index.json: weight_map does not list tensor '" + norm + "', which is in 'part-") &&
+                 Contains("fetch the index again"));
+  CHECK_THAT(with_index([&](Json& index) { index["weight_map"].erase("model.embed_tokens.weight"); }),
+             Contains("weight_map does not list tensor 'model.embed_tokens.weight', which is in 'part-"));
   CHECK_THAT(with_index([&](Json& index) { index["weight_map"][norm] = "config.json"; }), Contains("config.json"));
   const auto move = [&](Json& index) {
     auto& place = index["weight_map"][norm];

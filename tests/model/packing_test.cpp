@@ -412,6 +412,20 @@ TEST_CASE("Packed weights without glyd.json are told as such", "[model][packing]
       Contains(packed.string() + ": packed weights") && Contains("glyd.json is missing; pack the original again"));
 }
 
+TEST_CASE("A packed matrix that the index does not list is named, with its file", "[model][packing]") {
+  const TempDir dir;
+  const fs::path model = dir.path() / "model", packed = dir.path() / "packed";
+  const Json config = config_of("qwen3");
+  write_single(model, config, formula_tensors(config));
+  pack(model, packed, {.max_shard_bytes = 50'000});  // the embedding shares a file with others
+  const fs::path path = packed / "model.safetensors.index.json";
+  Json index = Json::parse(test::read_file(path));
+  REQUIRE(index["weight_map"].erase("embed.glyd") == 1);
+  test::write_file(path, index.dump());
+  CHECK_THAT(error_of(Code::Model, [&] { Checkpoint::open(packed); }),
+             Contains("does not list tensor 'embed.glyd', which is in 'model-0000"));
+}
+
 TEST_CASE("Only files of models are replaced, and the first other one is named", "[model][packing]") {
   const TempDir dir;
   const fs::path model = dir.path() / "model", packed = dir.path() / "packed", back = dir.path() / "back";
