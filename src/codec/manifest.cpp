@@ -77,7 +77,8 @@ std::string text_to_sign(const Manifest& m) {
 // Reads the text key by key. Every object must have exactly the keys asked for.
 class Parser {
  public:
-  Parser(std::string_view text, const std::string& what) : what_(printable(what)), reader_(text, what) {}
+  Parser(std::string_view text, const std::string& what)
+      : what_(printable(what)), reader_(text, what, 16, "pack the original again") {}
 
   Manifest manifest;
   io::Digest checksum{};
@@ -277,7 +278,8 @@ Manifest parse_manifest(std::string_view text, const std::string& what) {
   parser.parse();
   check_names(parser.manifest, printable(what));
   if (io::Sha256::of(text_to_sign(parser.manifest)) != parser.checksum) {
-    fail(Code::Model, "{}: its content does not match its own checksum; the file is damaged or was edited",
+    fail(Code::Model,
+         "{}: its content does not match its own checksum; the file is damaged or was edited: pack the original again",
          printable(what));
   }
   return std::move(parser.manifest);

@@ -11,8 +11,24 @@
 
 #include "base/error.h"
 #include "base/text.h"
+#include "io/hub_cache.h"
 
 namespace glyd::io {
+
+namespace {
+
+// What helps when open() fails.
+std::string cure_for(const std::filesystem::path& path, int error) {
+  if (error == EMFILE) return "; raise the limit of open files: ulimit -n 4096";
+  std::error_code ignored;
+  if (error != ENOENT || !std::filesystem::is_symlink(path, ignored)) return "";
+  const std::string name = hub_name(path);
+  return fmt::format("; it is a link to {}, which is not there; fetch {}",
+                     printable(std::filesystem::read_symlink(path, ignored).native()),
+                     name.empty() ? "the file again" : "the model again: hf download " + printable(name));
+}
+
+}  // namespace
 
 File::File(int fd, std::uint64_t size, std::filesystem::path path) : fd_(fd), size_(size), path_(std::move(path)) {}
 
@@ -32,7 +48,11 @@ File& File::operator=(File&& other) noexcept {
 
 File File::open(const std::filesystem::path& path) {
   const int fd = ::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
-  if (fd < 0) fail(Code::Model, "{}: cannot be opened: {}", printable(path.native()), std::strerror(errno));
+  if (fd < 0) {
+    const int error = errno;
+    fail(Code::Model, "{}: cannot be opened: {}{}", printable(path.native()), std::strerror(error),
+         cure_for(path, error));
+  }
   struct stat st {};
   const bool ok = ::fstat(fd, &st) == 0;
   if (!ok || !S_ISREG(st.st_mode)) {

@@ -89,6 +89,17 @@ std::string main_revision(const fs::path& entry, const std::string& model) {
 
 }  // namespace
 
+std::string hub_name(const fs::path& path) {
+  constexpr std::string_view kStart = "models--";
+  for (const fs::path& part : path) {
+    const std::string name = part.native();
+    const auto middle = name.find("--", kStart.size());
+    if (!name.starts_with(kStart) || middle == std::string::npos) continue;
+    return name.substr(kStart.size(), middle - kStart.size()) + "/" + name.substr(middle + 2);
+  }
+  return "";
+}
+
 fs::path resolve_model(const std::string& model) {
   if (is_folder(model)) return model;
   std::error_code error;

@@ -12,4 +12,7 @@ namespace glyd::io {
 // fetches it).
 std::filesystem::path resolve_model(const std::string& model);
 
+// ORG/NAME of the model whose cache entry `path` lies in; "" outside of any.
+std::string hub_name(const std::filesystem::path& path);
+
 }  // namespace glyd::io

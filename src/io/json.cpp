@@ -6,6 +6,7 @@
 
 #include "base/error.h"
 #include "base/text.h"
+#include "io/json_reader.h"
 
 namespace glyd::io {
 namespace {
@@ -112,12 +113,14 @@ class Builder : public nlohmann::json_sax<J> {
 template <class J>
 J parse(std::string_view text, const std::string& what, int max_depth) {
   const std::size_t good = valid_utf8_prefix(text);
-  if (good != text.size()) fail(Code::Model, "{}: not UTF-8 at byte {}", printable(what), good);
+  if (good != text.size()) {
+    fail(Code::Model, "{}: not UTF-8 at byte {}; {}: fetch it again", printable(what), good, what_broke_json(text));
+  }
   Builder<J> builder(max_depth);
   const bool ok = J::sax_parse(text.begin(), text.end(), &builder);
   if (!ok || !builder.error.empty()) {
-    fail(Code::Model, "{}: not valid JSON: {}", printable(what),
-         builder.error.empty() ? "it cannot be parsed" : builder.error);
+    fail(Code::Model, "{}: not valid JSON: {}; {}: fetch it again", printable(what),
+         builder.error.empty() ? "it cannot be parsed" : builder.error, what_broke_json(text));
   }
   return std::move(builder.result);
 }

@@ -14,15 +14,24 @@ bool is_digit(char c) { return c >= '0' && c <= '9'; }
 
 }  // namespace
 
-JsonReader::JsonReader(std::string_view text, std::string what, int max_depth)
-    : text_(text), what_(std::move(what)), max_depth_(static_cast<std::size_t>(max_depth)) {
+std::string what_broke_json(std::string_view text) {
+  const auto start = text.find_first_not_of(" \t\r\n");
+  const bool page = start != std::string_view::npos && text[start] == '<';
+  return page ? "it is a web page, the download went wrong" : "the file is damaged or was edited";
+}
+
+JsonReader::JsonReader(std::string_view text, std::string what, int max_depth, std::string cure)
+    : text_(text),
+      what_(std::move(what)),
+      cure_(what_broke_json(text) + ": " + std::move(cure)),
+      max_depth_(static_cast<std::size_t>(max_depth)) {
   const std::size_t good = valid_utf8_prefix(text);
-  if (good != text.size()) fail(Code::Model, "{}: not UTF-8 at byte {}", printable(what_), good);
+  if (good != text.size()) fail(Code::Model, "{}: not UTF-8 at byte {}; {}", printable(what_), good, cure_);
 }
 
 void JsonReader::wrong(std::string_view expected) {
-  fail(Code::Model, "{}: not valid JSON: byte {}: expected {}, found {}", printable(what_), at_, expected,
-       at_ < text_.size() ? quote(preview(20)) : "the end");
+  fail(Code::Model, "{}: not valid JSON: byte {}: expected {}, found {}; {}", printable(what_), at_, expected,
+       at_ < text_.size() ? quote(preview(20)) : "the end", cure_);
 }
 
 std::string_view JsonReader::preview(std::size_t max_bytes) {

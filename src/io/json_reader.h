@@ -22,8 +22,8 @@ class JsonReader {
  public:
   enum class Kind { Object, Array, String, Number, Bool, Null };
 
-  // `text` must outlive the reader. Throws when it is not UTF-8.
-  JsonReader(std::string_view text, std::string what, int max_depth = 16);
+  // `text` must outlive the reader. `cure` ends every message. Throws when it is not UTF-8.
+  JsonReader(std::string_view text, std::string what, int max_depth = 16, std::string cure = "fetch it again");
 
   Kind kind();  // of the value that comes next
 
@@ -50,11 +50,14 @@ class JsonReader {
   char32_t escape();
 
   std::string_view text_;
-  std::string what_;
+  std::string what_, cure_;
   std::size_t at_ = 0;
   std::size_t max_depth_;
   std::vector<bool> first_;  // of the open objects and arrays: nothing has been read from it yet
 };
+
+// What text that is no JSON is likely to be, for messages: "it is a web page, ...".
+std::string what_broke_json(std::string_view text);
 
 const char* kind_name(JsonReader::Kind kind);  // "an object"
 

@@ -30,7 +30,9 @@ std::string shown(const fs::path& path) { return printable(path.native()); }
 
 [[noreturn]] void cannot_write(const fs::path& path, int error) {
   fail(Code::Runtime, "{}: cannot be written: {}{}", shown(path), std::strerror(error),
-       error == ENOSPC ? "; make room or choose another place" : "");
+       error == ENOSPC   ? "; make room or choose another place"
+       : error == EMFILE ? "; raise the limit of open files: ulimit -n 4096"
+                         : "");
 }
 
 void sync_directory(const fs::path& path) {
@@ -160,7 +162,9 @@ OutputDirectory::OutputDirectory(const fs::path& path, MayReplace replace) : rep
   warn_of_leftovers(path_);
   std::string pattern = path_.native() + kPartial + "XXXXXX";
   if (::mkdtemp(pattern.data()) == nullptr) {
-    fail(Code::Runtime, "{}: cannot be made: {}", shown(path_), std::strerror(errno));
+    const int error = errno;
+    fail(Code::Runtime, "{}: cannot be made: {}; {}", shown(path_), std::strerror(error),
+         error == ENOENT ? "make the directory " + shown(path_.parent_path()) + " first" : "choose another place");
   }
   temporary_ = pattern;
   set_unfinished(temporary_);

@@ -4,10 +4,12 @@
 #include <cstdlib>
 
 #include "base/error.h"
+#include "io/file.h"
 #include "support/fixtures.h"
 
 using namespace glyd;
 using Catch::Matchers::Contains;
+using Catch::Matchers::EndsWith;
 namespace fs = std::filesystem;
 
 namespace {
@@ -69,6 +71,21 @@ TEST_CASE("ORG/NAME is looked up in the cache that the environment names", "[io]
                       Contains("Org/Other") && Contains((dir.path() / "direct/models--Org--Other").string()) &&
                           Contains("hf download Org/Other"));
   }
+}
+
+TEST_CASE("a link in the cache without its file names the cure", "[io]") {
+  const test::TempDir dir;
+  const fs::path snapshot = add_model(dir.path(), "models--Org--Na--me", "abc");
+  fs::create_symlink("../../blobs/123", snapshot / "model.safetensors");
+  CHECK(io::hub_name(snapshot) == "Org/Na--me");
+  CHECK(io::hub_name("/a/b") == "");
+  CHECK(io::hub_name("models--b") == "");
+  CHECK_THROWS_WITH(io::File::open(snapshot / "model.safetensors"), Contains("cannot be opened: No such file") &&
+                                                                        Contains("a link to ../../blobs/123") &&
+                                                                        Contains("hf download Org/Na--me"));
+  fs::create_symlink("nowhere", dir.path() / "link");
+  CHECK_THROWS_WITH(io::File::open(dir.path() / "link"), Contains("a link to nowhere") && !Contains("hf download"));
+  CHECK_THROWS_WITH(io::File::open(dir.path() / "none"), EndsWith("No such file or directory"));
 }
 
 TEST_CASE("a damaged cache entry is explained and never left", "[io]") {

@@ -10,7 +10,10 @@ using Catch::Matchers::Contains;
 
 TEST_CASE("JSON from files is parsed strictly", "[io]") {
   CHECK(io::parse_json(R"( {"a": [1, 2.5, "x", null, true]} )", "f")["a"].size() == 5);
-  CHECK_THROWS_WITH(io::parse_json("{} x", "f.json"), Contains("f.json") && Contains("not valid JSON"));
+  CHECK_THROWS_WITH(io::parse_json("{} x", "f.json"), Contains("f.json") && Contains("not valid JSON") &&
+                                                          Contains("; the file is damaged or was edited: fetch it"));
+  CHECK_THROWS_WITH(io::parse_json("\n<html>", "f.json"), Contains("; it is a web page") && Contains("fetch it again"));
+  CHECK_THROWS_WITH(io::parse_json("\"\xFF\"", "f.json"), Contains("not UTF-8") && Contains("fetch it again"));
   CHECK_THROWS_WITH(io::parse_json("", "f.json"), Contains("f.json"));
   CHECK_THROWS_WITH(io::parse_json("{\"a\":1,}", "f"), Contains("not valid JSON"));
   CHECK_THROWS_WITH(io::parse_json("{\"a\":1,\"a\":2}", "f"), Contains("'a'") && Contains("twice"));

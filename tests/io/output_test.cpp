@@ -164,7 +164,8 @@ TEST_CASE("A folder that came into being meanwhile is not replaced", "[io][outpu
 TEST_CASE("Output that cannot be written is an error that names it", "[io][output]") {
   const TempDir dir;
   CHECK_THAT(error_of(Code::Runtime, [&] { io::OutputDirectory(dir.path() / "no" / "out"); }),
-             Contains("no/out") && Contains("No such file"));
+             Contains("no/out") && Contains("No such file") &&
+                 Contains("make the directory " + (dir.path() / "no").string() + " first"));
   test::write_file(dir.path() / "taken", "text");
   CHECK_THAT(error_of(Code::Runtime, [&] { io::OutputFile(dir.path() / "taken"); }), Contains("taken"));
   io::OutputFile file(dir.path() / "new");

@@ -177,6 +177,21 @@ TEST_CASE("A disk that is too small is one clear line, and nothing is left", "[t
   CHECK(read_tree(dir.path()).empty());
 }
 
+TEST_CASE("Too few open files name the cure", "[tools][pack]") {
+  const TempDir dir, errors;
+  const std::string model = shipped_model("tiny-austen-qwen2").string(), packed = (dir.path() / "packed").string();
+  REQUIRE(glyd_pack({model, packed, "-q", "--max-shard-size", "300KB"}).exit_code == 0);
+  const auto limit = [] {
+    const rlimit files{12, 12};
+    ::setrlimit(RLIMIT_NOFILE, &files);
+  };
+  const int status = pack_in_child(
+      {"--verify", packed}, limit, [](pid_t) {}, errors.path() / "err");
+  REQUIRE(WIFEXITED(status));
+  CHECK(WEXITSTATUS(status) == 3);
+  CHECK_THAT(read_file(errors.path() / "err"), Contains("Too many open files") && Contains("ulimit -n"));
+}
+
 TEST_CASE("A file that may not be read is named, and nothing is left", "[tools][pack]") {
   if (::geteuid() == 0) {
     WARN("root may read everything: skipped");
