@@ -16,7 +16,10 @@ const char kExamples[] =
     "  glyd-run qwen3-packed \"Why is the sky blue?\"      run from it\n"
     "  glyd-pack MODEL --dry-run                         what packing would save, by class of tensor\n"
     "  glyd-pack --verify PACKED                         compare a packed directory with its checksums\n"
-    "  glyd-pack --unpack PACKED OUT                     write the original directory again, byte for byte\n"
+    "  glyd-pack --unpack PACKED OUT                     write the original files again, byte for byte\n"
+    "\n"
+    "Other files beside the weights are copied. Folders and weights in other forms (*.bin, *.pth, *.gguf, ...) are\n"
+    "left out, so --unpack does not write them; packing names them.\n"
     "\n"
     "Exit codes: 0 done, 1 failed while running (a full disk), 2 wrong usage, 3 bad model or file, 4 not enough\n"
     "memory, 130 interrupted. OUT appears only when all of it is written.\n";

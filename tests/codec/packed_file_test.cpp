@@ -9,6 +9,7 @@
 #include "base/error.h"
 #include "codec/manifest.h"
 #include "codec/matrices.h"
+#include "io/json.h"
 #include "support/errors.h"
 #include "support/fixtures.h"
 
@@ -100,6 +101,37 @@ TEST_CASE("A manifest that was changed anywhere is refused or says the same", "[
   for (std::size_t length = 0; length + 1 < text.size(); length += 7) {
     CHECK_FALSE(refusal([&] { codec::parse_manifest(text.substr(0, length), "glyd.json"); }).empty());
   }
+}
+
+TEST_CASE("A manifest written by hand as docs/packed-directory.md says is accepted", "[codec][manifest]") {
+  const std::string zeros(64, '0');
+  const std::string signed_text =
+      "{\n"
+      "\"format\": \"glyd-packed\",\n"
+      "\"version\": 1,\n"
+      "\"glyd_version\": \"by hand\",\n"
+      "\"matrices\": [\n"
+      "  {\"name\": \"layers.0.qkv\", \"rows\": 48, \"cols\": 300, \"bytes\": 20000, \"bits_per_weight\": 11.1111, "
+      "\"exceptions\": 7, \"members\": [\n"
+      "   {\"tensor\": \"q\", \"rows\": 16},\n"
+      "   {\"tensor\": \"\xC3\xA9/\x7F \\\" \\\\ \\n \\u001f\", \"rows\": 32}]},\n"
+      "  {\"name\": \"embed\", \"rows\": 100, \"cols\": 300, \"bytes\": 40000, \"bits_per_weight\": 10.6667, "
+      "\"exceptions\": 0, \"members\": [\n"
+      "   {\"tensor\": \"e\", \"rows\": 100}]}],\n"
+      "\"files\": [\n"
+      "  {\"name\": \"model.safetensors\", \"bytes\": 10, \"sha256\": \"" +
+      zeros + "\", \"header\": \"{}\", \"tensors\": []}],\n" +
+      "\"others\": [\n"
+      "  {\"name\": \"config.json\", \"bytes\": 17, \"sha256\": \"" +
+      zeros + "\"}],\n" + "\"index\": null,\n";
+  const std::string checksum = "\"sha256\": \"" + io::to_hex(io::Sha256::of(signed_text)) + "\"\n}\n";
+  const Manifest read = codec::parse_manifest(signed_text + checksum, "glyd.json");
+  CHECK(read.matrices.at(0).members.at(1).tensor == "\xC3\xA9/\x7F \" \\ \n \x1F");
+  CHECK(codec::manifest_text(read) == signed_text + checksum);
+
+  // The same values, written in another way.
+  const io::Json values = io::Json::parse(signed_text + checksum);
+  CHECK(codec::manifest_text(codec::parse_manifest(values.dump(1, '\t', true), "glyd.json")) == signed_text + checksum);
 }
 
 TEST_CASE("Spaces do not matter to a manifest's checksum, values do", "[codec][manifest]") {
