@@ -195,7 +195,7 @@ void set_up_log(const BenchOptions& o) {
 
 int bench_command(const std::vector<std::string>& args) {
   const auto options = parse_bench_options(args);
-  if (!options) return 0;  // --help
+  if (!options) return 0;  // --help or --version
   set_up_log(*options);
   const InterruptScope scope;
   Bench(*options).run();

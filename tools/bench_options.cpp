@@ -60,6 +60,7 @@ void declare(CommandLine& line, Written& w, BenchOptions& o) {
   line.flag("-v,--verbose", o.verbose, "say more on stderr");
   line.flag("-q,--quiet", o.quiet, "only warnings and errors on stderr, no progress");
   line.text("--log-file", "FILE", o.log_file, "write messages to FILE too");
+  line.version();
 
   line.group("Device");
   w.device.declare(line);

@@ -30,7 +30,7 @@ struct BenchOptions {
   std::int64_t context() const { return depth + prompt + generated; }
 };
 
-// Empty when --help was printed. Throws Error(Usage).
+// Empty when --help or --version was printed. Throws Error(Usage).
 std::optional<BenchOptions> parse_bench_options(const std::vector<std::string>& args);
 
 }  // namespace glyd::tools

@@ -50,6 +50,18 @@ std::string lower(std::string text) {
   return text;
 }
 
+// What a flag's variable says. `option` opens the message.
+bool parse_switch(const std::string& text, const std::string& option) {
+  const std::string word = lower(text);
+  for (const char* on : {"1", "true", "yes", "on"}) {
+    if (word == on) return true;
+  }
+  for (const char* off : {"0", "false", "no", "off"}) {
+    if (word == off) return false;
+  }
+  fail(Code::Usage, "{}: {} is not one of: 1, true, yes, on, 0, false, no, off", option, quote(text));
+}
+
 std::size_t edit_distance(const std::string& a, const std::string& b) {
   std::vector<std::size_t> row(b.size() + 1);
   for (std::size_t j = 0; j < row.size(); ++j) row[j] = j;
@@ -170,8 +182,11 @@ void CommandLine::add_value(const std::string& names, const std::string& value, 
 
 void CommandLine::flag(const std::string& names, bool& target, const std::string& help) {
   Spec& spec = declare(names, "", help);
+  spec.flag = &target;
   spec.option = app_.add_flag_function(spec.key, [&target](std::int64_t n) { target = n > 0; });
 }
+
+void CommandLine::version() { flag("--version", version_, "print the version and stop"); }
 
 void CommandLine::text(const std::string& names, const std::string& value, std::optional<std::string>& target,
                        const std::string& help) {
@@ -290,11 +305,15 @@ std::vector<std::string> CommandLine::flags_in_one_word(const std::string& arg) 
 
 void CommandLine::use_environment() {
   for (const auto& [spelling, spec] : by_spelling_) {
-    if (on_command_line_.contains(spec->key)) continue;
+    if (on_command_line_.contains(spec->key) || spec->flag == &version_) continue;
     const std::string name = environment_name(spelling);
-    if (const char* const value = std::getenv(name.c_str()); value != nullptr && *value != '\0') {
+    const char* const value = std::getenv(name.c_str());
+    if (value == nullptr || *value == '\0') continue;
+    given_[spec->key] = spec->key + " (from " + name + ")";
+    if (spec->flag == nullptr) {
       spec->option->envname(name);
-      given_[spec->key] = spec->key + " (from " + name + ")";
+    } else if (*spec->flag = parse_switch(value, given_[spec->key]); !*spec->flag) {
+      given_.erase(spec->key);
     }
   }
 }
@@ -305,7 +324,7 @@ bool CommandLine::parse(const std::vector<std::string>& args) {
     print_help(*help_word_);
     return false;
   }
-  use_environment();
+  if (!on_command_line("--version")) use_environment();
   std::reverse(rest.begin(), rest.end());  // as CLI11 wants it
   try {
     app_.parse(std::move(rest));
@@ -320,7 +339,8 @@ bool CommandLine::parse(const std::vector<std::string>& args) {
   if (!extras.empty()) {
     fail(Code::Usage, "unexpected argument {}: a text of several words goes in quotes", quote(extras[0]));
   }
-  return true;
+  if (version_) print("glyd " GLYD_VERSION "\n");
+  return !version_;
 }
 
 std::string CommandLine::suggestion(const std::string& unknown) const {
@@ -354,8 +374,9 @@ void CommandLine::print_help(const std::string& word) const {
   }
   print(
       "usage: " + usage_ + "\n\n" + summary_ + "\n" + options +
-      "\nCounts take k, M and G (1024, its square, its cube). Every option can come from the environment under its\n"
-      "long name in capitals: --threads from GLYD_THREADS; the command line wins. --help WORD shows the options that\n"
+      "\nCounts take k, M and G (1024, its square, its cube). Every option but --help and --version can come from the\n"
+      "environment under its long name in capitals: --threads from GLYD_THREADS; the command line wins. One without a\n"
+      "value is given by 1, true, yes or on there, and not by 0, false, no or off. --help WORD shows the options that\n"
       "mention WORD.\n\n" +
       examples_);
 }

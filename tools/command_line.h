@@ -27,6 +27,8 @@ class CommandLine {
   // GLYD_N_PREDICT (every other spelling works there too). `value` is the placeholder in --help. Given twice, the last
   // one counts.
   void flag(const std::string& names, bool& target, const std::string& help);
+  // --version, which like --help does not come from the environment: GLYD_VERSION may mean anything there.
+  void version();
   void text(const std::string& names, const std::string& value, std::optional<std::string>& target,
             const std::string& help);
   void list(const std::string& names, const std::string& value, std::vector<std::string>& target,
@@ -43,7 +45,7 @@ class CommandLine {
   void argument(const std::string& name, std::optional<std::string>& target);
 
   // Reads `args` (without the program's name), then the environment for options that `args` does not give. Returns
-  // false when --help was asked for and has been printed. Throws Error(Usage) naming option and value.
+  // false when --help or --version was asked for and has been printed. Throws Error(Usage) naming option and value.
   bool parse(const std::vector<std::string>& args);
 
   // Whether the option (by its first long name) stood on the command line itself.
@@ -53,6 +55,7 @@ class CommandLine {
   struct Spec {
     std::string names, key, value, help, heading;  // key: the first long name
     CLI::Option* option = nullptr;
+    bool* flag = nullptr;  // where a flag goes
   };
   // Receives a value and the option's name for messages, with the variable it came from if it did.
   using Take = std::function<void(const std::string& given, const std::string& option)>;
@@ -72,6 +75,7 @@ class CommandLine {
   std::map<std::string, std::string> given_;  // key -> how the command line or the environment spells it
   std::set<std::string> on_command_line_;     // keys
   std::optional<std::string> help_word_;      // --help was there, and what it is to search for
+  bool version_ = false;
 };
 
 // A whole number with an optional suffix, as `count` options take it; empty when it is none or does not fit.

@@ -179,7 +179,7 @@ class Work {
 
 int pack_command(const std::vector<std::string>& args) {
   const auto options = parse_pack_options(args);
-  if (!options) return 0;  // --help
+  if (!options) return 0;  // --help or --version
   set_up_log(*options);
   prepare_signals();
   const InterruptScope scope;

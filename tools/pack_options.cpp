@@ -53,6 +53,7 @@ void declare(CommandLine& line, Written& w, PackOptions& o) {
   line.flag("-v,--verbose", o.verbose, "say more on stderr");
   line.flag("-q,--quiet", o.quiet, "only warnings and errors on stderr, no progress");
   line.text("--log-file", "FILE", o.log_file, "write messages to FILE too");
+  line.version();
 
   line.group("Device");
   line.choice("--device", {"cpu"}, w.device, "where to pack");

@@ -23,7 +23,7 @@ struct PackOptions {
   std::optional<std::string> log_file;
 };
 
-// Empty when --help was printed. Throws Error(Usage).
+// Empty when --help or --version was printed. Throws Error(Usage).
 std::optional<PackOptions> parse_pack_options(const std::vector<std::string>& args);
 
 }  // namespace glyd::tools

@@ -75,13 +75,9 @@ int generate(Session& session, const std::vector<text::TokenId>& prompt, const R
 
 int run_command(const std::vector<std::string>& args) {
   const auto options = parse_run_options(args);
-  if (!options) return 0;  // --help
+  if (!options) return 0;  // --help or --version
   const RunOptions& o = *options;
   set_up_log(o);
-  if (o.mode == Mode::Version) {
-    print("glyd " GLYD_VERSION "\n");
-    return 0;
-  }
   if (o.mode == Mode::ListDevices) {
     for (const std::string& device : runner::list_devices()) print(device + "\n");
     return 0;

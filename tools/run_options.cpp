@@ -34,8 +34,7 @@ struct Written {
   std::optional<std::int64_t> n, context, top_logits;
   std::string think, weights, gemm = "auto", check;
   DeviceArguments device;
-  bool chat = false, no_chat = false, tokenize = false, detokenize = false, info = false, list_devices = false,
-       version = false;
+  bool chat = false, no_chat = false, tokenize = false, detokenize = false, info = false, list_devices = false;
 };
 
 void declare(CommandLine& line, Written& w, RunOptions& o) {
@@ -107,7 +106,7 @@ void declare(CommandLine& line, Written& w, RunOptions& o) {
   line.flag("--verify", o.verify, "compare a packed model with the checksums of its original before it runs");
   line.choice("--check", {"cpu"}, w.check,
               "run the prompt and -n tokens on the CPU too, show how far each layer is apart, and stop");
-  line.flag("--version", w.version, "print the version and stop");
+  line.version();
 }
 
 // An option of the environment gives way to one of the command line that it contradicts.
@@ -129,7 +128,6 @@ void take_arguments(Written& w) {
 
 Mode mode_of(const Written& w) {
   std::vector<std::pair<const char*, Mode>> asked;
-  if (w.version) asked.emplace_back("--version", Mode::Version);
   if (w.list_devices) asked.emplace_back("--list-devices", Mode::ListDevices);
   if (w.info) asked.emplace_back("--info", Mode::Info);
   if (w.tokenize) asked.emplace_back("--tokenize", Mode::Tokenize);
@@ -159,7 +157,7 @@ std::string drop_last_newline(std::string text) {
 void read_prompt(const Written& w, RunOptions& o) {
   const int sources = w.prompt.has_value() + w.file.has_value() + w.prompt_ids.has_value();
   if (sources > 1) fail(Code::Usage, "more than one prompt: choose one of PROMPT, -f and --prompt-ids");
-  if (o.mode == Mode::Info || o.mode == Mode::ListDevices || o.mode == Mode::Version) return;
+  if (o.mode == Mode::Info || o.mode == Mode::ListDevices) return;
   if (sources == 0 && o.mode != Mode::Chat) {
     fail(Code::Usage,
          "no prompt: give one after the model, with -f FILE or --prompt-ids, - for stdin, or talk with -cnv");
@@ -220,7 +218,7 @@ std::optional<RunOptions> parse_run_options(const std::vector<std::string>& args
 
   take_arguments(w);
   o.mode = mode_of(w);
-  if (o.mode == Mode::Version || o.mode == Mode::ListDevices) return o;
+  if (o.mode == Mode::ListDevices) return o;
   if (!w.model || w.model->empty())
     fail(Code::Usage, "no MODEL: give a model directory or ORG/NAME as the first argument");
   o.model = w.model;

@@ -14,7 +14,7 @@
 
 namespace glyd::tools {
 
-enum class Mode { Generate, Chat, TopLogits, Tokenize, Detokenize, Info, ListDevices, Version };
+enum class Mode { Generate, Chat, TopLogits, Tokenize, Detokenize, Info, ListDevices };
 
 struct RunOptions {
   Mode mode = Mode::Generate;
@@ -53,7 +53,7 @@ struct RunOptions {
   std::optional<std::string> log_file;
 };
 
-// Empty when --help was printed. Throws Error(Usage).
+// Empty when --help or --version was printed. Throws Error(Usage).
 std::optional<RunOptions> parse_run_options(const std::vector<std::string>& args);
 
 // The sampling that the options ask for, over the model's generation_config.json: with do_sample false or absent there
