@@ -1,5 +1,6 @@
 #include "bench_options.h"
 
+#include <algorithm>
 #include <limits>
 
 #include "base/error.h"
@@ -72,10 +73,10 @@ BenchFormat parse_format(const std::string& word) {
   return word == "csv" ? BenchFormat::Csv : BenchFormat::Markdown;
 }
 
-std::int64_t parse_parallel(const std::string& word) {
+std::int64_t parse_parallel(const std::string& word, const std::string& option) {
   const auto n = parse_count(word);
   if (!n || *n < 1 || *n > kMaxSequences)
-    fail(Code::Usage, "-npl: {} is not a whole number from 1 to {}", quote(word), kMaxSequences);
+    fail(Code::Usage, "{}: {} is not a whole number from 1 to {}", option, quote(word), kMaxSequences);
   return *n;
 }
 
@@ -94,21 +95,24 @@ std::optional<BenchOptions> parse_bench_options(const std::vector<std::string>& 
     fail(Code::Usage, "unexpected argument {}: the model is given by -m", quote(*w.first));
   o.model = w.first ? *w.first : w.model.value_or("");
   if (o.model.empty()) fail(Code::Usage, "no MODEL: give a model directory or ORG/NAME as the first argument");
-  if (o.verbose && o.quiet) fail(Code::Usage, "-v and -q exclude each other");
+  line.exclude("--verbose", "--quiet");
 
-  for (const std::string& word : split_list(w.parallel.value_or("1"), "-npl"))
-    o.parallel.push_back(parse_parallel(word));
+  const std::string npl = line.name("--n-parallel"), weights = line.name("--weights"), gemm = line.name("--gemm");
+  for (const std::string& word : split_list(w.parallel.value_or("1"), npl))
+    o.parallel.push_back(parse_parallel(word, npl));
   o.prompt = w.prompt.value_or(512);
   o.generated = w.generated.value_or(128);
   o.depth = w.depth.value_or(0);
   o.repeats = w.repeats.value_or(5);
   o.seed = static_cast<std::uint64_t>(w.seed.value_or(1));
   if (w.weights) {
-    for (const std::string& word : split_list(*w.weights, "--weights")) o.weights.push_back(parse_weights(word));
+    for (const std::string& word : split_list(*w.weights, weights)) o.weights.push_back(parse_weights(word, weights));
   }
-  for (const std::string& word : split_list(w.gemm.value_or("auto"), "--gemm")) o.gemms.push_back(parse_gemm(word));
+  for (const std::string& word : split_list(w.gemm.value_or("auto"), gemm)) o.gemms.push_back(parse_gemm(word, gemm));
   o.format = parse_format(w.format);
-  o.device = w.device.resolve();
+  o.device = w.device.resolve(line);
+  const bool cublas = std::find(o.gemms.begin(), o.gemms.end(), runner::Gemm::Cublas) != o.gemms.end();
+  if (cublas && !o.device.on_gpu()) fail(Code::Usage, "{} cublas: needs a GPU", gemm);
   return o;
 }
 

@@ -299,6 +299,7 @@ std::vector<std::string> CommandLine::flags_in_one_word(const std::string& arg) 
     if (found == by_spelling_.end() || !found->second->value.empty()) return {};
     keys.push_back(found->second->key);
   }
+  for (std::size_t i = 0; i < keys.size(); ++i) given_[keys[i]] = std::string("-") + arg[i + 1];
   on_command_line_.insert(keys.begin(), keys.end());
   return keys;
 }
@@ -341,6 +342,16 @@ bool CommandLine::parse(const std::vector<std::string>& args) {
   }
   if (version_) print("glyd " GLYD_VERSION "\n");
   return !version_;
+}
+
+std::string CommandLine::name(const std::string& long_name) const {
+  const auto given = given_.find(long_name);
+  return given == given_.end() ? long_name : given->second;
+}
+
+void CommandLine::exclude(const std::string& long_name, const std::string& other, const std::string& why) const {
+  if (!given_.contains(long_name) || !given_.contains(other)) return;
+  fail(Code::Usage, "{} and {} do not go together{}{}", name(long_name), name(other), why.empty() ? "" : ": ", why);
 }
 
 std::string CommandLine::suggestion(const std::string& unknown) const {

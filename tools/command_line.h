@@ -51,6 +51,14 @@ class CommandLine {
   // Whether the option (by its first long name) stood on the command line itself.
   bool on_command_line(const std::string& long_name) const { return on_command_line_.contains(long_name); }
 
+  // The option (by its first long name) as messages are to name it: as it was typed, or with its variable:
+  // "--raw (from GLYD_RAW)".
+  std::string name(const std::string& long_name) const;
+  // Takes back an option that came from the environment: it counts as not given.
+  void forget(const std::string& long_name) { given_.erase(long_name); }
+  // Throws Error(Usage) when both options are given, flags as yes; `why` ends the message.
+  void exclude(const std::string& long_name, const std::string& other, const std::string& why = "") const;
+
  private:
   struct Spec {
     std::string names, key, value, help, heading;  // key: the first long name

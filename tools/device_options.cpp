@@ -10,7 +10,7 @@ namespace glyd::tools {
 namespace {
 
 // "48GB" and "46GiB" are bytes, "0.9" and "90%" a share of the GPU's memory.
-void take_gpu_memory(const std::string& text, DeviceOptions& o) {
+void take_gpu_memory(const std::string& text, const std::string& option, DeviceOptions& o) {
   double number = 0;
   const char* const end = text.data() + text.size();
   const auto [rest, error] = std::from_chars(text.data(), end, number, std::chars_format::fixed);
@@ -22,22 +22,22 @@ void take_gpu_memory(const std::string& text, DeviceOptions& o) {
   }
   const auto bytes = unit.empty() || unit == "%" ? std::nullopt : parse_size(text);
   if (!bytes) {
-    fail(Code::Usage, "--gpu-memory: {} is neither a size such as 48GB or 44GiB nor a share such as 0.9", quote(text));
+    fail(Code::Usage, "{}: {} is neither a size such as 48GB or 44GiB nor a share such as 0.9", option, quote(text));
   }
   o.memory_limit = *bytes;
 }
 
 // One, or a GPU for each rank: "cuda:0,cuda:2".
-void check_device_name(const std::string& device) {
+void check_device_name(const std::string& device, const std::string& option) {
   if (device == "cpu" || device == "cuda") return;
   for (std::size_t begin = 0; begin <= device.size();) {
     const std::size_t end = std::min(device.size(), device.find(',', begin));
     const std::string one = device.substr(begin, end - begin);
     if (!one.starts_with("cuda:"))
-      fail(Code::Usage, "--device: {} is not one of: cpu, cuda, cuda:N (or several: cuda:0,cuda:1)", quote(device));
+      fail(Code::Usage, "{}: {} is not one of: cpu, cuda, cuda:N (or several: cuda:0,cuda:1)", option, quote(device));
     const auto index = parse_count(one.substr(5));
     if (!index || *index < 0 || *index > 1023)
-      fail(Code::Usage, "--device: {} names no GPU; write cuda:0", quote(device));
+      fail(Code::Usage, "{}: {} names no GPU; write cuda:0", option, quote(device));
     begin = end + 1;
   }
 }
@@ -76,15 +76,16 @@ void DeviceArguments::declare(CommandLine& line) {
              "stages to deal the layers out to, each of -tp ranks");
 }
 
-DeviceOptions DeviceArguments::resolve(bool runs) const {
+DeviceOptions DeviceArguments::resolve(const CommandLine& line, bool runs) const {
   DeviceOptions o;
-  if (device_) check_device_name(*device_);
-  if (gpu_memory_) take_gpu_memory(*gpu_memory_, o);
+  if (device_) check_device_name(*device_, line.name("--device"));
+  if (gpu_memory_) take_gpu_memory(*gpu_memory_, line.name("--gpu-memory"), o);
   o.device_named = device_.has_value();
   o.device = device_ ? *device_ : runs ? runner::default_device() : "cpu";
   if (runs && gpu_memory_ && !o.on_gpu()) {
-    fail(Code::Usage, "--gpu-memory: needs a GPU, and {}",
-         o.device_named ? "--device is cpu" : "this build or machine has none; --list-devices shows what there is");
+    fail(Code::Usage, "{}: needs a GPU, and {}", line.name("--gpu-memory"),
+         o.device_named ? line.name("--device") + " is cpu"
+                        : "this build or machine has none; --list-devices shows what there is");
   }
   o.threads = static_cast<int>(threads_.value_or(0));
   o.tensor_parallel = static_cast<int>(tensor_parallel_.value_or(1));
@@ -121,16 +122,16 @@ const char* weights_name(runner::WeightFormat format) {
 
 const char* gemm_name(runner::Gemm gemm) { return gemm == runner::Gemm::Cublas ? "cublas" : "auto"; }
 
-runner::WeightFormat parse_weights(const std::string& word) {
+runner::WeightFormat parse_weights(const std::string& word, const std::string& option) {
   if (word == "packed") return runner::WeightFormat::Packed;
   if (word == "bf16") return runner::WeightFormat::Bf16;
-  fail(Code::Usage, "--weights: {} is not one of: bf16, packed", quote(word));
+  fail(Code::Usage, "{}: {} is not one of: bf16, packed", option, quote(word));
 }
 
-runner::Gemm parse_gemm(const std::string& word) {
+runner::Gemm parse_gemm(const std::string& word, const std::string& option) {
   if (word == "auto") return runner::Gemm::Auto;
   if (word == "cublas") return runner::Gemm::Cublas;
-  fail(Code::Usage, "--gemm: {} is not one of: auto, cublas", quote(word));
+  fail(Code::Usage, "{}: {} is not one of: auto, cublas", option, quote(word));
 }
 
 }  // namespace glyd::tools

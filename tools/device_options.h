@@ -31,7 +31,7 @@ class DeviceArguments {
   void declare(CommandLine& line);
   // `runs`: a model will be run, so the machine is asked what it has where no device is named. Throws Error(Usage)
   // naming option and value.
-  DeviceOptions resolve(bool runs = true) const;
+  DeviceOptions resolve(const CommandLine& line, bool runs = true) const;
 
  private:
   std::optional<std::string> device_, gpu_memory_;
@@ -45,8 +45,8 @@ std::vector<std::string> split_list(const std::string& text, const std::string& 
 
 const char* weights_name(runner::WeightFormat format);  // "packed"
 const char* gemm_name(runner::Gemm gemm);               // "cublas"
-// Throw Error(Usage) for another word.
-runner::WeightFormat parse_weights(const std::string& word);
-runner::Gemm parse_gemm(const std::string& word);
+// Throw Error(Usage) for another word; `option` opens the message.
+runner::WeightFormat parse_weights(const std::string& word, const std::string& option);
+runner::Gemm parse_gemm(const std::string& word, const std::string& option);
 
 }  // namespace glyd::tools

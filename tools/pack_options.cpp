@@ -60,10 +60,10 @@ void declare(CommandLine& line, Written& w, PackOptions& o) {
   line.count("-t,--threads", "N", 1, 1024, w.threads, "CPU threads; default: all of the machine");
 }
 
-PackMode mode_of(const Written& w) {
-  if (w.unpack && w.dry_run) fail(Code::Usage, "--unpack and --dry-run exclude each other");
-  if (w.verify && w.no_verify) fail(Code::Usage, "--verify and --no-verify exclude each other");
-  if (w.unpack && w.no_verify) fail(Code::Usage, "--no-verify: --unpack always compares checksums");
+PackMode mode_of(const CommandLine& line, const Written& w) {
+  line.exclude("--unpack", "--dry-run");
+  line.exclude("--verify", "--no-verify");
+  line.exclude("--unpack", "--no-verify", "unpacking always compares checksums");
   if (w.unpack) return PackMode::Unpack;
   if (w.dry_run) return PackMode::DryRun;
   return w.verify && !w.out ? PackMode::Verify : PackMode::Pack;
@@ -80,15 +80,17 @@ std::optional<PackOptions> parse_pack_options(const std::vector<std::string>& ar
                    kExamples);
   declare(line, w, o);
   if (!line.parse(args)) return std::nullopt;
-  o.mode = mode_of(w);
+  o.mode = mode_of(line, w);
   if (!w.model) fail(Code::Usage, "MODEL and OUT are missing: glyd-pack MODEL OUT");
   const bool writes = o.mode == PackMode::Pack || o.mode == PackMode::Unpack;
-  if (writes && !w.out) fail(Code::Usage, "OUT is missing: glyd-pack {}MODEL OUT", w.unpack ? "--unpack " : "");
+  if (writes && !w.out)
+    fail(Code::Usage, "OUT is missing: glyd-pack {}MODEL OUT", w.unpack ? line.name("--unpack") + " " : "");
   if (writes && w.out->empty()) fail(Code::Usage, "OUT is empty: it is to name a directory");
-  if (o.verbose && o.quiet) fail(Code::Usage, "-v and -q exclude each other");
+  line.exclude("--verbose", "--quiet");
   if (w.max_shard_size) {
     const auto bytes = parse_size(*w.max_shard_size);
-    if (!bytes) fail(Code::Usage, "--max-shard-size: {} is not a size such as 5GB", quote(*w.max_shard_size));
+    if (!bytes)
+      fail(Code::Usage, "{}: {} is not a size such as 5GB", line.name("--max-shard-size"), quote(*w.max_shard_size));
     o.max_shard_bytes = *bytes;
   }
   o.model = *w.model;

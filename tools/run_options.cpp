@@ -1,5 +1,7 @@
 #include "run_options.h"
 
+#include <fmt/format.h>
+
 #include <charconv>
 #include <limits>
 #include <random>
@@ -34,6 +36,7 @@ struct Written {
   std::optional<std::int64_t> n, context, top_logits;
   std::string think, weights, gemm = "auto", check;
   DeviceArguments device;
+  bool prompt_argument = false;  // `prompt` is the argument, not -p
   bool chat = false, no_chat = false, tokenize = false, detokenize = false, info = false, list_devices = false;
 };
 
@@ -111,8 +114,10 @@ void declare(CommandLine& line, Written& w, RunOptions& o) {
 
 // An option of the environment gives way to one of the command line that it contradicts.
 template <class T>
-void give_way(const CommandLine& line, std::optional<T>& value, const std::string& name, bool others) {
-  if (others && !line.on_command_line(name)) value.reset();
+void give_way(CommandLine& line, std::optional<T>& value, const std::string& name, bool others) {
+  if (!others || line.on_command_line(name)) return;
+  value.reset();
+  line.forget(name);
 }
 
 void take_arguments(Written& w) {
@@ -123,27 +128,28 @@ void take_arguments(Written& w) {
     w.model = w.first;
   }
   if (w.second && w.prompt) fail(Code::Usage, "the prompt is given twice, by -p and as argument {}", quote(*w.second));
+  w.prompt_argument = w.second.has_value();
   if (w.second) w.prompt = w.second;
 }
 
-Mode mode_of(const Written& w) {
+Mode mode_of(const CommandLine& line, const Written& w) {
   std::vector<std::pair<const char*, Mode>> asked;
   if (w.list_devices) asked.emplace_back("--list-devices", Mode::ListDevices);
   if (w.info) asked.emplace_back("--info", Mode::Info);
   if (w.tokenize) asked.emplace_back("--tokenize", Mode::Tokenize);
   if (w.detokenize) asked.emplace_back("--detokenize", Mode::Detokenize);
   if (w.top_logits) asked.emplace_back("--top-logits", Mode::TopLogits);
-  if (w.chat) asked.emplace_back("-cnv", Mode::Chat);
-  if (asked.size() > 1) fail(Code::Usage, "{} and {} do not go together", asked[0].first, asked[1].first);
+  if (w.chat) asked.emplace_back("--conversation", Mode::Chat);
+  if (asked.size() > 1) line.exclude(asked[0].first, asked[1].first);
   return asked.empty() ? Mode::Generate : asked[0].second;
 }
 
-std::uint64_t parse_seed(const std::string& text) {
+std::uint64_t parse_seed(const std::string& text, const std::string& option) {
   std::uint64_t seed = 0;
   const char* const end = text.data() + text.size();
   const auto [rest, error] = std::from_chars(text.data(), end, seed);
   if (error != std::errc{} || rest != end) {
-    fail(Code::Usage, "--seed: {} is not a whole number from -1 to 18446744073709551615", quote(text));
+    fail(Code::Usage, "{}: {} is not a whole number from -1 to 18446744073709551615", option, quote(text));
   }
   return seed;
 }
@@ -154,20 +160,29 @@ std::string drop_last_newline(std::string text) {
   return text;
 }
 
-void read_prompt(const Written& w, RunOptions& o) {
-  const int sources = w.prompt.has_value() + w.file.has_value() + w.prompt_ids.has_value();
-  if (sources > 1) fail(Code::Usage, "more than one prompt: choose one of PROMPT, -f and --prompt-ids");
+// Everything that may be the prompt, as messages name it.
+std::vector<std::string> prompt_sources(const CommandLine& line, const Written& w) {
+  std::vector<std::string> sources;
+  if (w.prompt) sources.push_back(w.prompt_argument ? "PROMPT" : line.name("--prompt"));
+  if (w.file) sources.push_back(line.name("--file"));
+  if (w.prompt_ids) sources.push_back(line.name("--prompt-ids"));
+  return sources;
+}
+
+void read_prompt(const CommandLine& line, const Written& w, RunOptions& o) {
+  const std::vector<std::string> sources = prompt_sources(line, w);
+  if (sources.size() > 1) fail(Code::Usage, "more than one prompt: choose one of {}", fmt::join(sources, ", "));
   if (o.mode == Mode::Info || o.mode == Mode::ListDevices) return;
-  if (sources == 0 && o.mode != Mode::Chat) {
+  if (sources.empty() && o.mode != Mode::Chat) {
     fail(Code::Usage,
          "no prompt: give one after the model, with -f FILE or --prompt-ids, - for stdin, or talk with -cnv");
   }
-  if (w.prompt_ids && (o.mode == Mode::Chat || o.mode == Mode::Tokenize || o.mode == Mode::Detokenize)) {
-    fail(Code::Usage, "--prompt-ids does not go with -cnv, --tokenize and --detokenize: they take PROMPT");
+  for (const char* mode : {"--conversation", "--tokenize", "--detokenize"}) {
+    line.exclude("--prompt-ids", mode, "that takes PROMPT");
   }
-  if (w.prompt_ids) o.prompt_ids = parse_ids(*w.prompt_ids, "--prompt-ids");
+  if (w.prompt_ids) o.prompt_ids = parse_ids(*w.prompt_ids, line.name("--prompt-ids"));
   if (o.prompt_ids && o.prompt_ids->empty())
-    fail(Code::Usage, "--prompt-ids: the prompt is empty; give at least one id");
+    fail(Code::Usage, "{}: the prompt is empty; give at least one id", line.name("--prompt-ids"));
   if (w.file) o.prompt = drop_last_newline(read_input_file(*w.file, "-f"));
   if (w.prompt) o.prompt = *w.prompt == "-" ? drop_last_newline(read_stdin()) : *w.prompt;
   if (!o.prompt) return;
@@ -180,22 +195,23 @@ void read_prompt(const Written& w, RunOptions& o) {
   }
 }
 
-void check_device(const Written& w, RunOptions& o) {
+void check_device(const CommandLine& line, const Written& w, RunOptions& o) {
   const bool runs = o.mode == Mode::Generate || o.mode == Mode::Chat || o.mode == Mode::TopLogits;
-  o.device = w.device.resolve(runs);
-  if (!w.weights.empty()) o.weights = parse_weights(w.weights);
-  o.gemm = parse_gemm(w.gemm);
+  o.device = w.device.resolve(line, runs);
+  if (!w.weights.empty()) o.weights = parse_weights(w.weights, line.name("--weights"));
+  o.gemm = parse_gemm(w.gemm, line.name("--gemm"));
   if (o.gemm == runner::Gemm::Cublas && runs) {
-    if (!o.device.on_gpu()) fail(Code::Usage, "--gemm cublas: needs a GPU");
+    if (!o.device.on_gpu()) fail(Code::Usage, "{} cublas: needs a GPU", line.name("--gemm"));
     if (o.weights == runner::WeightFormat::Packed)
-      fail(Code::Usage, "--gemm cublas: multiplies plain weights alone; add --weights bf16");
+      fail(Code::Usage, "{} cublas: multiplies plain weights alone, and {} is packed; take --weights bf16",
+           line.name("--gemm"), line.name("--weights"));
   }
   o.check = !w.check.empty();
-  if (o.check && o.mode != Mode::Generate)
-    fail(Code::Usage, "--check: compares while it generates; it does not go with -cnv, --top-logits and the like");
-  if (!o.random_weights) return;
-  if (o.check) fail(Code::Usage, "--check: two devices make up different weights; it needs a model with weights");
-  if (o.verify) fail(Code::Usage, "--verify: there are no checksums of --random-weights");
+  for (const char* mode : {"--info", "--tokenize", "--detokenize", "--top-logits", "--conversation"}) {
+    line.exclude("--check", mode, "it compares while it generates");
+  }
+  line.exclude("--check", "--random-weights", "two devices make up different weights");
+  line.exclude("--verify", "--random-weights", "there are no checksums of those");
 }
 
 }  // namespace
@@ -217,30 +233,32 @@ std::optional<RunOptions> parse_run_options(const std::vector<std::string>& args
   give_way(line, w.model, "--model", w.first.has_value());
 
   take_arguments(w);
-  o.mode = mode_of(w);
+  o.mode = mode_of(line, w);
   if (o.mode == Mode::ListDevices) return o;
   if (!w.model || w.model->empty())
     fail(Code::Usage, "no MODEL: give a model directory or ORG/NAME as the first argument");
   o.model = w.model;
 
-  check_device(w, o);
-  if (w.no_chat && w.chat) fail(Code::Usage, "-cnv and -no-cnv do not go together");
+  check_device(line, w, o);
+  line.exclude("--conversation", "--no-conversation");
+  line.exclude("--conversation", "--raw", "a conversation needs the chat template");
   o.raw = o.raw || w.no_chat;
-  if (o.raw && w.chat) fail(Code::Usage, "-cnv and --raw do not go together: a conversation needs the chat template");
-  if ((o.raw || w.prompt_ids) && o.system)
-    fail(Code::Usage, "-sys: needs the chat template; leave out --raw and --prompt-ids");
-  if (o.ids && w.chat) fail(Code::Usage, "--ids and -cnv do not go together");
-  if (o.json && o.mode != Mode::Info) fail(Code::Usage, "--json: only --info knows it");
-  if (o.top_p && *o.top_p == 0) fail(Code::Usage, "--top-p: '0' leaves nothing to sample from; 1 turns it off");
+  for (const char* option : {"--raw", "--no-conversation", "--prompt-ids"}) {
+    line.exclude("--system-prompt", option, "a system message needs the chat template");
+  }
+  line.exclude("--ids", "--conversation");
+  if (o.json && o.mode != Mode::Info) fail(Code::Usage, "{}: only --info knows it", line.name("--json"));
+  if (o.top_p && *o.top_p == 0)
+    fail(Code::Usage, "{}: '0' leaves nothing to sample from; 1 turns it off", line.name("--top-p"));
   for (const std::string& stop : o.stop) {
-    if (stop.empty()) fail(Code::Usage, "--stop: '' is everywhere; give the text to stop at");
+    if (stop.empty()) fail(Code::Usage, "{}: '' is everywhere; give the text to stop at", line.name("--stop"));
   }
   if (!w.think.empty()) o.think = w.think == "on";
-  if (w.seed && *w.seed != "-1") o.seed = parse_seed(*w.seed);
+  if (w.seed && *w.seed != "-1") o.seed = parse_seed(*w.seed, line.name("--seed"));
   o.max_tokens = w.n.value_or(-1);
   o.context = w.context;
   o.top_logits = w.top_logits.value_or(0);
-  read_prompt(w, o);
+  read_prompt(line, w, o);
   return o;
 }
 
