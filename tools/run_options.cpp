@@ -223,6 +223,7 @@ std::optional<RunOptions> parse_run_options(const std::vector<std::string>& args
                    "Generates text with a model of the Qwen2, Qwen2.5, Qwen3 or Llama family.", kExamples);
   declare(line, w, o);
   if (!line.parse(args)) return std::nullopt;
+  line.exclude("--verbose", "--quiet");
 
   const bool arguments = w.first && (w.second || line.on_command_line("--model"));
   const bool prompt_here = arguments || line.on_command_line("--prompt") || line.on_command_line("--file") ||
