@@ -194,6 +194,7 @@ GenerationDefaults parse_generation_config(const std::string& text, const std::s
   defaults.do_sample = reader.boolean("do_sample");
   defaults.temperature = reader.number("temperature", 0, 1e6);
   defaults.top_p = reader.number("top_p", 0, 1);
+  if (defaults.top_p == 0.0) reader.refuse("top_p", "0 leaves nothing to sample from; 1 turns it off");
   defaults.min_p = reader.number("min_p", 0, 1);
   defaults.repetition_penalty = reader.number("repetition_penalty", 1e-6, 1e6);
   if (const auto top_k = reader.integer("top_k", -1, INT32_MAX)) defaults.top_k = std::max(0, static_cast<int>(*top_k));

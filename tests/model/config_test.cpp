@@ -218,8 +218,9 @@ TEST_CASE("generation_config.json gives what it has", "[model]") {
   const auto none = model::parse_generation_config("{}", "g.json");
   CHECK_FALSE((none.do_sample || none.temperature || none.top_k || none.top_p || none.repetition_penalty));
   CHECK(none.eos_ids.empty());
-  for (const char* bad : {R"({"temperature":-1})", R"({"top_p":1.5})", R"({"top_k":1.5})", R"({"do_sample":"yes"})",
-                          R"({"repetition_penalty":0})", R"({"eos_token_id":"x"})", "[]"}) {
+  for (const char* bad :
+       {R"({"temperature":-1})", R"({"top_p":1.5})", R"({"top_p":0})", R"({"top_p":-0.0})", R"({"top_k":1.5})",
+        R"({"do_sample":"yes"})", R"({"repetition_penalty":0})", R"({"eos_token_id":"x"})", "[]"}) {
     INFO(bad);
     CHECK_THROWS_WITH(model::parse_generation_config(bad, "g.json"), Contains("g.json"));
   }
