@@ -33,6 +33,17 @@ void end_line(const std::string& text) {
     log::info("");
 }
 
+// The ids that --detokenize was given. Throws Error(Usage) for one that stands for nothing.
+std::vector<text::TokenId> ids_to_decode(const text::Tokenizer& tokenizer, const std::string& prompt) {
+  const std::vector<text::TokenId> ids = parse_ids(prompt, "--detokenize");
+  for (const text::TokenId id : ids) {
+    if (!tokenizer.has_token(id)) {
+      fail(Code::Usage, "--detokenize: id {} has no token; the tokenizer's largest is {}", id, tokenizer.size() - 1);
+    }
+  }
+  return ids;
+}
+
 void print_ids(const std::vector<text::TokenId>& ids) {
   if (!ids.empty()) print(fmt::format("{}\n", fmt::join(ids, " ")));
 }
@@ -42,7 +53,7 @@ int tokenize(const std::filesystem::path& dir, const RunOptions& o) {
   if (o.mode == Mode::Tokenize) {
     print_ids(tokenizer.encode(*o.prompt));
   } else {
-    const std::string text = tokenizer.decode(parse_ids(*o.prompt, "--detokenize"), false);
+    const std::string text = tokenizer.decode(ids_to_decode(tokenizer, *o.prompt), false);
     print(text);
     end_line(text);
   }

@@ -235,6 +235,7 @@ std::optional<RunOptions> parse_run_options(const std::vector<std::string>& args
 
   take_arguments(w);
   o.mode = mode_of(line, w);
+  if (o.json && o.mode != Mode::Info) fail(Code::Usage, "{}: only --info knows it", line.name("--json"));
   if (o.mode == Mode::ListDevices) return o;
   if (!w.model || w.model->empty())
     fail(Code::Usage, "no MODEL: give a model directory or ORG/NAME as the first argument");
@@ -248,7 +249,6 @@ std::optional<RunOptions> parse_run_options(const std::vector<std::string>& args
     line.exclude("--system-prompt", option, "a system message needs the chat template");
   }
   line.exclude("--ids", "--conversation");
-  if (o.json && o.mode != Mode::Info) fail(Code::Usage, "{}: only --info knows it", line.name("--json"));
   if (o.top_p && *o.top_p == 0)
     fail(Code::Usage, "{}: '0' leaves nothing to sample from; 1 turns it off", line.name("--top-p"));
   for (const std::string& stop : o.stop) {
