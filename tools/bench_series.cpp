@@ -10,6 +10,7 @@
 #include "io/sha256.h"
 #include "model/weights.h"
 #include "nvidia_smi.h"
+#include "session.h"
 
 namespace glyd::tools {
 namespace {
@@ -41,7 +42,7 @@ std::string hash_of(const std::vector<std::vector<text::TokenId>>& ids) {
 }  // namespace
 
 BenchModel::BenchModel(const std::filesystem::path& dir, bool random_weights)
-    : checkpoint(random_weights ? std::nullopt : std::optional(model::Checkpoint::open(dir))),
+    : checkpoint(open_checkpoint(dir, random_weights)),
       config(checkpoint ? checkpoint->config() : model::load_config(dir)) {}
 
 std::uint64_t BenchModel::parameters() const {

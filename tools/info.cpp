@@ -7,10 +7,10 @@
 
 #include "base/text.h"
 #include "common.h"
-#include "io/file.h"
 #include "io/json.h"
 #include "model/checkpoint.h"
 #include "model/config.h"
+#include "model/directory.h"
 #include "model/weights.h"
 #include "session.h"
 #include "text/chat_template.h"
@@ -109,10 +109,6 @@ OrderedJson sampling_json(const model::GenerationDefaults& d) {
   return j;
 }
 
-bool has_weights(const std::filesystem::path& dir) {
-  return io::is_regular_file(dir / "model.safetensors") || io::is_regular_file(dir / "model.safetensors.index.json");
-}
-
 double bits(std::uint64_t bytes, std::uint64_t weights) {
   return weights == 0 ? 0 : 8.0 * static_cast<double>(bytes) / static_cast<double>(weights);
 }
@@ -121,7 +117,7 @@ double bits(std::uint64_t bytes, std::uint64_t weights) {
 OrderedJson gather(const std::filesystem::path& dir) {
   OrderedJson info = {{"path", to_valid_utf8(dir.native())}};
   std::optional<model::Checkpoint> checkpoint;
-  if (has_weights(dir)) checkpoint = model::Checkpoint::open(dir);
+  if (model::has_weights(dir)) checkpoint = model::Checkpoint::open(dir);
   const model::Config config = checkpoint ? checkpoint->config() : model::load_config(dir);
   const model::ModelSpec spec = checkpoint ? checkpoint->spec() : model::model_spec(config);
   info["config"] = config_json(config);

@@ -12,6 +12,7 @@
 #include "common.h"
 #include "compare.h"
 #include "io/file.h"
+#include "model/directory.h"
 #include "model/packing.h"
 #include "text/stream_decoder.h"
 
@@ -39,9 +40,17 @@ bool has_tokenizer(const std::filesystem::path& dir) {
   return io::is_regular_file(dir / "tokenizer.json") || io::is_regular_file(dir / "vocab.json");
 }
 
+std::optional<model::Checkpoint> open_checkpoint(const std::filesystem::path& dir, bool random_weights) {
+  if (!random_weights) return model::Checkpoint::open(dir);
+  if (model::has_weights(dir)) {
+    log::warning("--random-weights: the weights in {} are not used", printable(dir.native()));
+  }
+  return std::nullopt;
+}
+
 Session::Session(const std::filesystem::path& dir, const RunOptions& options)
     : options_(options),
-      checkpoint_(options.random_weights ? std::nullopt : std::optional(model::Checkpoint::open(dir))),
+      checkpoint_(open_checkpoint(dir, options.random_weights)),
       config_(checkpoint_ ? checkpoint_->config() : model::load_config(dir)),
       defaults_(model::load_generation_config(dir)),
       sampling_(sampling_params(options, defaults_)) {

@@ -21,6 +21,9 @@ namespace glyd::tools {
 // Whether `dir` holds the files of a tokenizer at all.
 bool has_tokenizer(const std::filesystem::path& dir);
 
+// The weights of `dir`. None when they are to be made up; those that lie there all the same are warned about.
+std::optional<model::Checkpoint> open_checkpoint(const std::filesystem::path& dir, bool random_weights);
+
 // What one request brought forth.
 struct Answer {
   std::vector<text::TokenId> ids;

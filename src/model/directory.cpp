@@ -5,6 +5,7 @@
 
 #include "base/error.h"
 #include "base/text.h"
+#include "io/file.h"
 
 namespace glyd::model {
 namespace {
@@ -40,6 +41,10 @@ bool contains(const std::vector<std::string>& names, std::string_view name) {
 }
 
 }  // namespace
+
+bool has_weights(const std::filesystem::path& dir) {
+  return io::is_regular_file(dir / "model.safetensors") || io::is_regular_file(dir / "model.safetensors.index.json");
+}
 
 bool entry_exists(const std::filesystem::path& path) {
   std::error_code error;

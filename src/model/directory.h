@@ -10,6 +10,9 @@ namespace glyd::model {
 // True for anything with that name, a dangling link too: opening it then says what is wrong.
 bool entry_exists(const std::filesystem::path& path);
 
+// Whether weights lie in `dir`: a single file, or an index of shards.
+bool has_weights(const std::filesystem::path& dir);
+
 // Throws Error(Model) unless `dir` is a directory.
 void require_directory(const std::filesystem::path& dir);
 
