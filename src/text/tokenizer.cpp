@@ -28,7 +28,10 @@ TokenizerParts load_parts(const std::filesystem::path& dir) {
          "{}: there is no tokenizer.json, only tokenizer.model: a SentencePiece tokenizer, which is not implemented",
          printable(dir.string()));
   }
-  fail(Code::Model, "{}: no tokenizer: expected tokenizer.json, or vocab.json and merges.txt", printable(dir.string()));
+  fail(Code::Model,
+       "{}: no tokenizer: expected tokenizer.json, or vocab.json and merges.txt; without one a model takes ids and "
+       "gives ids: --prompt-ids with --ids",
+       printable(dir.string()));
 }
 
 }  // namespace
