@@ -61,6 +61,7 @@ class Terminal {
       REQUIRE(Clock::now() < deadline);
       read_some();
     }
+    while (Clock::now() < deadline && read_some()) continue;  // what it wrote last
     child_ = -1;
     return WIFEXITED(status) ? WEXITSTATUS(status) : -1;
   }
