@@ -63,8 +63,9 @@ void declare(CommandLine& line, Written& w, RunOptions& o) {
   line.group("Generation");
   line.count("-n,--n-predict", "N", -1, kMaxCount, w.n,
              "tokens to make at most; -1, the default: until the text ends or the context is full");
-  line.count("-c,--ctx-size,--max-model-len", "N", 0, kMaxCount, w.context,
-             "context, tokens; 0: all the model allows; default: 4096, more where prompt and -n need it");
+  line.count(
+      "-c,--ctx-size,--max-model-len", "N", 0, kMaxCount, w.context,
+      "context, tokens; 0: all the model allows, which is the most; default: 4096, more where prompt and -n need it");
   line.list("--stop", "TEXT", o.stop, "end before this text; may be given more than once");
   line.flag("--ignore-eos", o.ignore_eos, "go on past the model's end-of-text tokens");
 
