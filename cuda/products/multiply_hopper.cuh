@@ -179,14 +179,17 @@ cudaError_t launch_multiply(const Matrix& weights, const Partition& partition, c
   return launch(kernel, dim3(partition.ctas), dim3((plan.pass_groups + 1) * 128), plan.bytes, stream, args);
 }
 
+// Numbers of columns that packed weights have multiply_wide.cu for.
+constexpr bool is_wide(int columns) { return columns == 96 || columns == 112; }
+
 template <class Matrix>
 cudaError_t multiply_hopper(const Matrix& weights, const Partition& partition, const Activations& x, int tokens,
                             float* partials, std::uint32_t slot_bytes, cudaStream_t stream) {
   if ((x.layout == Layout::Wgmma) != (x.columns > 16)) return cudaErrorInvalidValue;
   const auto run = [&](auto columns) {
     constexpr int kColumns = decltype(columns)::value;
-    if constexpr (Source<Matrix>::kPacked && (kColumns == 96 || kColumns == 112)) {
-      return cudaErrorInvalidValue;  // multiply_wide.cu's
+    if constexpr (Source<Matrix>::kPacked && is_wide(kColumns)) {
+      return cudaErrorInvalidValue;
     } else {
       return launch_multiply<Matrix, kColumns, (kColumns > 16)>(weights, partition, x, tokens, partials, slot_bytes,
                                                                 stream);

@@ -10,7 +10,7 @@ cudaError_t multiply_packed_wide(const ResidentMatrix&, const Partition&, const 
 
 cudaError_t multiply_packed_hopper(const ResidentMatrix& weights, const Partition& partition, const Activations& x,
                                    int tokens, float* partials, cudaStream_t stream) {
-  if (x.columns == 96 || x.columns == 112) return multiply_packed_wide(weights, partition, x, tokens, partials, stream);
+  if (is_wide(x.columns)) return multiply_packed_wide(weights, partition, x, tokens, partials, stream);
   return multiply_hopper(weights, partition, x, tokens, partials, weights.slot_bytes(), stream);
 }
 

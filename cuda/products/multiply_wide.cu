@@ -25,8 +25,8 @@ using WideQueue = SharedQueue<PackedWalk, 4>;
 constexpr std::uint32_t kWideQueue = 4 * WideQueue::kBytes;  // of a warp group
 
 // Shared memory: the table, barriers, a block's activations, queues, stages.
-constexpr std::uint32_t kClaimedAt = kPieceBarriers + kWideGroups * kStreamBarriers, kWideBarriers = 512;
-static_assert(kClaimedAt + 4 <= kWideBarriers);
+constexpr std::uint32_t kClaimedAt = kPieceBarriers + kWideGroups * kStreamBarriers;
+constexpr std::uint32_t kWideBarriers = (kClaimedAt + 4 + 127) / 128 * 128;
 constexpr std::uint32_t fixed_bytes(int columns) {
   return kTableBytes + kWideBarriers + kPieces * piece_bytes(columns);
 }
@@ -164,16 +164,14 @@ __global__ void __launch_bounds__(kWideGroups * 128, 1)
       // The whole blocks of a row, and the short one at its end. Nothing else in the loop of the whole ones: ptxas
       // would serialize all products.
       const int step_row = walk.step_row();
-      const int row_end = min(to, u + blocks - walk.block());
-      const bool short_end = row_end == u + blocks - walk.block() && groups % kGroups != 0;
-      const int whole_end = row_end - (short_end ? 1 : 0);
+      const RestOfRow rest(u, to, walk.block(), blocks, groups);
       const auto open = [&] {
         streams.wait();
         unit.open(streams.at, warp, lane);
         x.now.move(pass, u, walk.block());
       };
 #pragma unroll 1
-      for (; u < whole_end; ++u) {
+      for (; u < rest.whole_end; ++u) {
         open();
 #pragma unroll
         for (int g = 0; g < kGroups; ++g) {
@@ -188,7 +186,7 @@ __global__ void __launch_bounds__(kWideGroups * 128, 1)
         streams.next();
         x.end_step();
       }
-      if (short_end) {
+      if (rest.short_end) {
         open();
         run_short_block(unit, walk, queue, groups % kGroups, u + 1 < to, lane, 1, product);
         product.end_short(groups % kGroups);

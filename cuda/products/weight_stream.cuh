@@ -94,6 +94,19 @@ __device__ __forceinline__ StreamRange find_streams(const StreamArguments<Matrix
   return range;
 }
 
+// What is left of a row from step u on, where a row group's part of the run ends at `to`: whole blocks up to whole_end,
+// and behind them perhaps a short one, of fewer groups.
+struct RestOfRow {
+  int whole_end;
+  bool short_end;
+
+  __device__ __forceinline__ RestOfRow(int u, int to, int block, int blocks, int groups) {
+    const int row_end = min(to, u + blocks - block);
+    short_end = row_end == u + blocks - block && groups % static_cast<int>(codec::kBlockGroups) != 0;
+    whole_end = row_end - (short_end ? 1 : 0);
+  }
+};
+
 // The producer warp: fetches a run's blocks of streams, and activations of kColumns (0: there are none).
 template <class Matrix, int kColumns>
 __device__ void produce(const StreamArguments<Matrix>& args, int run, std::uint32_t ring, std::uint32_t full,
@@ -252,11 +265,9 @@ __device__ void consume(const Arguments& args, int run, std::uint32_t queues, st
       // The whole blocks of a row, whose products overlap, and the short one at its end. Nothing else in the loop of
       // the whole ones: ptxas would serialize all products.
       const int step_row = walk.step_row();
-      const int row_end = min(to, u + blocks - walk.block());
-      const bool short_end = row_end == u + blocks - walk.block() && groups % kGroups != 0;
-      const int whole_end = row_end - (short_end ? 1 : 0);
+      const RestOfRow rest(u, to, walk.block(), blocks, groups);
 #pragma unroll 1
-      for (; u < whole_end; ++u) {
+      for (; u < rest.whole_end; ++u) {
         barrier_wait(filled, parity);
         unit.open(at + (warp >> 2) * args.slot_bytes, warp, lane);
         sink.open(at + args.x_at, step_row, walk.block());
@@ -266,7 +277,7 @@ __device__ void consume(const Arguments& args, int run, std::uint32_t queues, st
         next_stage();
       }
       sink.finish();
-      if (short_end) {
+      if (rest.short_end) {
         barrier_wait(filled, parity);
         unit.open(at + (warp >> 2) * args.slot_bytes, warp, lane);
         sink.open(at + args.x_at, step_row, walk.block());
