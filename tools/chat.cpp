@@ -1,7 +1,5 @@
 #include "chat.h"
 
-#include <fmt/format.h>
-
 #include <cstdio>
 #include <optional>
 
@@ -31,9 +29,8 @@ class Conversation {
 
   // Whether there was an answer; if not, why not was said.
   bool ask(const std::string& text) {
-    if (const std::size_t good = valid_utf8_prefix(text); good != text.size()) {
-      log::write(log::Level::Error, fmt::format("the message is not UTF-8: byte {} is 0x{:02x}", good,
-                                                static_cast<unsigned char>(text[good])));
+    if (const std::string fault = utf8_fault(text); !fault.empty()) {
+      log::write(log::Level::Error, "the message" + fault);
       return false;
     }
     add("user", text);

@@ -28,10 +28,8 @@ std::string token_text(const text::Tokenizer& tokenizer, std::optional<text::Tok
 }
 
 void check_utf8(const char* what, const std::optional<std::string>& text) {
-  if (text && !is_valid_utf8(*text)) {
-    const std::size_t good = valid_utf8_prefix(*text);
-    fail(Code::Usage, "{} is not UTF-8: byte {} is 0x{:02x}", what, good, static_cast<unsigned char>((*text)[good]));
-  }
+  if (!text) return;
+  if (const std::string fault = utf8_fault(*text); !fault.empty()) fail(Code::Usage, "{}{}", what, fault);
 }
 
 }  // namespace
@@ -180,6 +178,7 @@ void Session::load(std::int64_t prompt_tokens) {
   e.scheduler.max_sequences = 1;
   e.scheduler.prefill_chunk = chunk_;
   e.context = context_;
+  e.too_long = shorter();
   e.allowed = allowed_;
   engine_ = std::make_unique<engine::Engine>(*runner_, std::move(e));
 }
@@ -221,21 +220,13 @@ void Session::check_prompt(const std::vector<text::TokenId>& prompt) const {
   }
 }
 
-void Session::check_room(const std::vector<text::TokenId>& prompt) const {
-  check_prompt(prompt);
-  if (std::ssize(prompt) >= context_) {
-    fail(Code::Usage, "the prompt has {} tokens, and a context of {} leaves no room for an answer: {}", prompt.size(),
-         context_, shorter());
-  }
-}
-
 std::string Session::shorter() const {
   return context_ < config_.max_positions ? "shorten it or raise -c" : "shorten it, for the model knows no longer one";
 }
 
 std::vector<std::pair<text::TokenId, float>> Session::top_logits(const std::vector<text::TokenId>& prompt,
                                                                  std::int64_t count) {
-  check_room(prompt);
+  check_prompt(prompt);
   const std::vector<float> logits = engine_->next_logits(prompt);
   std::vector<std::pair<text::TokenId, float>> rows;
   for (std::size_t id = 0; id < logits.size(); ++id) {
@@ -256,7 +247,7 @@ std::vector<std::pair<text::TokenId, float>> Session::top_logits(const std::vect
 
 Answer Session::generate(const std::vector<text::TokenId>& prompt,
                          const std::function<void(std::string_view)>& on_text) {
-  check_room(prompt);
+  check_prompt(prompt);
   Answer answer;
   if (options_.max_tokens == 0) return answer;
   engine::Request request;

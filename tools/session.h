@@ -63,8 +63,7 @@ class Session {
 
  private:
   void check_prompt(const std::vector<text::TokenId>& prompt) const;
-  void check_room(const std::vector<text::TokenId>& prompt) const;  // that too, and its length, once context_ is set
-  std::string shorter() const;                                      // the cure for a prompt that is too long
+  std::string shorter() const;  // the cure for a prompt that is too long for context_
   void check_gemm() const;
   runner::Options runner_options(std::int64_t prompt_tokens);  // sets context_ and chunk_ too
   void load(runner::Runner& runner) const;

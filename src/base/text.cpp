@@ -60,6 +60,12 @@ std::size_t valid_utf8_prefix(std::string_view s) {
   return i;
 }
 
+std::string utf8_fault(std::string_view s) {
+  const std::size_t good = valid_utf8_prefix(s);
+  if (good == s.size()) return "";
+  return fmt::format(" is not UTF-8: byte {} is 0x{:02x}", good, static_cast<unsigned char>(s[good]));
+}
+
 void append_utf8(std::string& out, char32_t cp) {
   auto put = [&](char32_t byte) { out.push_back(static_cast<char>(byte)); };
   if (cp < 0x80) {

@@ -13,6 +13,9 @@ std::size_t valid_utf8_prefix(std::string_view s);
 
 inline bool is_valid_utf8(std::string_view s) { return valid_utf8_prefix(s) == s.size(); }
 
+// What is wrong with `s`, to stand behind its name in a message: " is not UTF-8: byte 3 is 0xff". Empty: it is UTF-8.
+std::string utf8_fault(std::string_view s);
+
 // Appends code point `cp` (a Unicode scalar value) to `out` as UTF-8.
 void append_utf8(std::string& out, char32_t cp);
 

@@ -66,10 +66,8 @@ void Engine::check_prompt(std::span<const TokenId> prompt) const {
   }
   const auto length = static_cast<std::int64_t>(prompt.size());
   if (length >= options_.context) {
-    fail(Code::Usage,
-         "the prompt has {} tokens, and a context of {} leaves no room for an answer: shorten the prompt or raise the "
-         "context",
-         length, options_.context);
+    fail(Code::Usage, "the prompt has {} tokens, and a context of {} leaves no room for an answer: {}", length,
+         options_.context, options_.too_long);
   }
   if (length >= max_length_) {
     fail(Code::Usage,

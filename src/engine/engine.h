@@ -28,6 +28,8 @@ struct EngineOptions {
   // Receives the logits of every row that a token is made from, as the runner gave them. While it is set, the runner is
   // asked for logits where it could choose ids itself.
   std::function<void(SequenceId, std::span<const float>)> on_logits = {};
+  // The cure in the message about a prompt that is too long, as the caller knows it.
+  std::string too_long = "shorten the prompt or raise the context";
 };
 
 // One token made by step(), or the end of a sequence.

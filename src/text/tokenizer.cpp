@@ -154,9 +154,7 @@ std::vector<TokenId> Tokenizer::encode(std::string_view input, const EncodeOptio
   if (input.size() > kMaxInputBytes) {
     fail(Code::Usage, "text of {} bytes, expected at most {}", input.size(), kMaxInputBytes);
   }
-  if (const std::size_t good = valid_utf8_prefix(input); good != input.size()) {
-    fail(Code::Usage, "the text is not UTF-8: byte {} is 0x{:02x}", good, static_cast<unsigned char>(input[good]));
-  }
+  if (const std::string fault = utf8_fault(input); !fault.empty()) fail(Code::Usage, "the text{}", fault);
   Impl::Work work;
   if (options.add_special) work.out = impl_->parts.prefix;
   impl_->encode_input(input, options.inert, work);

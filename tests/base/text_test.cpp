@@ -10,6 +10,8 @@ TEST_CASE("UTF-8 is checked by Unicode's table of well-formed sequences", "[base
   CHECK(valid_utf8_prefix("ab\xED\xA0\x80") == 2);      // surrogate
   CHECK(valid_utf8_prefix("ab\xF4\x90\x80\x80") == 2);  // beyond U+10FFFF
   CHECK(valid_utf8_prefix("ab\xE2\x82") == 2);          // cut short
+  CHECK(utf8_fault("ab\xE2\x82") == " is not UTF-8: byte 2 is 0xe2");
+  CHECK(utf8_fault("a\xC3\xA9").empty());
 }
 
 TEST_CASE("malformed UTF-8 becomes U+FFFD once for each maximal subpart", "[base]") {
